@@ -17,26 +17,32 @@ class Tensor:
     data: bytes | memoryview
 
 
+SequenceId = int
+"""Number of a lane, of a prefix, and of the sequence in a row. They share one space: a lane's row becomes a prefix, and a
+prefix a lane. See node/ring/numbers.py.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Open:
     """Begin `lane` with empty caches for one session."""
 
-    lane: int
+    lane: SequenceId
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Append the sessions (rows) of `source` to those of `lane`; `source` is freed. An absent `lane` is made."""
 
-    lane: int
-    source: int
+    lane: SequenceId
+    source: SequenceId
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Keep only these rows of `lane`, in this order."""
 
-    lane: int
+    lane: SequenceId
     rows: tuple[int, ...]
 
 
@@ -44,16 +50,16 @@ class Filter:
 class Drop:
     """Free `lane`."""
 
-    lane: int
+    lane: SequenceId
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
     """Store a copy of the first `tokens` positions of row `row` of the caches of `lane` as `prefix`."""
 
-    lane: int
+    lane: SequenceId
     row: int
-    prefix: int
+    prefix: SequenceId
     tokens: int
 
 
@@ -61,8 +67,8 @@ class Keep:
 class Reuse:
     """Begin `lane` with a copy of the first `tokens` positions of `prefix`."""
 
-    lane: int
-    prefix: int
+    lane: SequenceId
+    prefix: SequenceId
     tokens: int
 
 
@@ -70,22 +76,22 @@ class Reuse:
 class Take:
     """Begin `lane` with `prefix` itself, which then is none any more. The sequence keeps the number of the prefix."""
 
-    lane: int
-    prefix: int
+    lane: SequenceId
+    prefix: SequenceId
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
     """Free `prefix`."""
 
-    prefix: int
+    prefix: SequenceId
 
 
 @dataclass(frozen=True, slots=True)
 class Back:
     """Take back the last `tokens` steps of `lane`, which were guesses, of one token each."""
 
-    lane: int
+    lane: SequenceId
     tokens: int
 
 
@@ -114,7 +120,7 @@ class NonFiniteRow:
 class Held:
     """KV of the first `tokens` of a sequence, kept from an earlier ring."""
 
-    number: int
+    number: SequenceId
     """Number of the prefix, or of the lane in which the sequence began. No other sequence of any ring has it."""
     tokens: int
 
@@ -128,7 +134,7 @@ class Frame:
     seq: int
     """Counts the ring's frames from 0; the same number all the way round."""
     ops: tuple[CacheOp, ...] = ()
-    lane: int | None = None
+    lane: SequenceId | None = None
     """The lane to step; None for a frame of operations only."""
     tensors: tuple[Tensor, ...] = ()
     """Hidden states [rows, length, width] first, then further tensors that the architecture carries between layers."""

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from node.core.errors import PippinError
-from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, Take
+from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, SequenceId, Take
 from node.engine import caches
 from node.engine.plan import Plan
 from node.engine.sampling import Drawn
@@ -40,12 +40,12 @@ class Ahead:
 
 
 @dataclass
-class Lane:
+class CacheLane:
     """Sessions that step together: one row each in every cache."""
 
     caches: list[Any]
     """Those of this stage's layers, then the shadows."""
-    numbers: list[int]
+    numbers: list[SequenceId]
     """For each row, the number of the lane in which its session began; it stays when the row moves to another lane."""
     positions: list[int] = field(default_factory=lambda: [0])
     """For each row, the tokens that its caches hold."""
@@ -59,9 +59,9 @@ class Lane:
 class LeftoverKv:
     """KV that ended rings left, for the next ring of the same layers."""
 
-    lanes: list[Lane] = field(default_factory=list["Lane"])
+    lanes: list[CacheLane] = field(default_factory=list["CacheLane"])
     """As they were after their last step."""
-    prefixes: dict[int, Lane] = field(default_factory=dict[int, "Lane"])
+    prefixes: dict[SequenceId, CacheLane] = field(default_factory=dict[SequenceId, "CacheLane"])
     nbytes: int = 0
     """May be read in any thread."""
     faults: int = 0
@@ -82,8 +82,8 @@ class Lanes:
         self._fresh = fresh
         self._plan = plan
         self._where = where
-        self._lanes: dict[int, Lane] = {}
-        self._prefixes: dict[int, Lane] = {}
+        self._lanes: dict[SequenceId, CacheLane] = {}
+        self._prefixes: dict[SequenceId, CacheLane] = {}
 
     def sibling(self) -> "Lanes":
         """Empty lanes and prefixes for another ring of the same layers."""
@@ -100,7 +100,7 @@ class Lanes:
             raise PippinError(f"There are {_MAX_CACHES} lanes and prefixes already, the maximum of a stage.")
         match op:
             case Open(lane):
-                self._lanes[lane] = Lane(self._fresh(), [lane])
+                self._lanes[lane] = CacheLane(self._fresh(), [lane])
             case Merge(lane, source):
                 self._merge(lane, source)
             case Filter(lane, rows):
@@ -148,10 +148,10 @@ class Lanes:
         mx.clear_cache()
         return tuple(here for each in held if (here := self._available(each)))
 
-    def _split(self, lane: Lane, wanted: Container[int]) -> None:
+    def _split(self, lane: CacheLane, wanted: Container[SequenceId]) -> None:
         """Make prefixes of the wanted rows, one cache after the other: all at once would need twice the memory."""
         rows = [row for row, name in enumerate(lane.numbers) if name in wanted]
-        parts = [Lane(self._fresh(), [lane.numbers[row]], [lane.positions[row]]) for row in rows]
+        parts = [CacheLane(self._fresh(), [lane.numbers[row]], [lane.positions[row]]) for row in rows]
         while lane.caches:
             cache, entry = lane.caches.pop(), len(lane.caches)
             for row, part in zip(rows, parts, strict=True):
@@ -169,13 +169,13 @@ class Lanes:
         self._prefixes.pop(asked.number, None)
         return None
 
-    def lane(self, number: int) -> Lane:
+    def lane(self, number: SequenceId) -> CacheLane:
         """Raises PippinError when there is no lane of this number."""
         if number not in self._lanes:
             raise PippinError(f"There is no lane {number} on {self._where}.")
         return self._lanes[number]
 
-    def pop_ahead(self, number: int, tokens: Sequence[Sequence[int]]) -> Drawn | None:
+    def pop_ahead(self, number: SequenceId, tokens: Sequence[Sequence[int]]) -> Drawn | None:
         """The result of the lane's step with these tokens, a row for each session, if that step has begun.
 
         If another one has begun, it is taken back. Raises PippinError when there is no lane of this number.
@@ -188,12 +188,12 @@ class Lanes:
         self._take_back(lane)
         return None
 
-    def _take_back(self, lane: Lane) -> None:
+    def _take_back(self, lane: CacheLane) -> None:
         """Take back the step that was begun ahead, if there is one."""
         if lane.ahead:
             _step_back(lane)
 
-    def begin_step(self, number: int, unverified: int) -> None:
+    def begin_step(self, number: SequenceId, unverified: int) -> None:
         """A step of the lane begins. `unverified`: see Frame.unverified. Raises PippinError if it does not fit."""
         lane = self.lane(number)
         if not 0 <= unverified <= len(lane.undos) + 1:
@@ -202,17 +202,17 @@ class Lanes:
         if unverified:
             lane.undos.append([each for cache in lane.caches for each in caches.begin_step_back(cache)])
 
-    def need(self, number: int) -> None:
+    def need(self, number: SequenceId) -> None:
         """All steps of the lane are needed: none will be taken back."""
         self.lane(number).undos.clear()
 
-    def _back(self, number: int, tokens: int) -> None:
+    def _back(self, number: SequenceId, tokens: int) -> None:
         lane = self.lane(number)
         if not 0 < tokens <= len(lane.undos):
             raise PippinError(f"Lane {number} has {len(lane.undos)} guesses, of which {tokens} can't be taken back.")
         _step_back(lane, tokens)
 
-    def _merge(self, number: int, source: int) -> None:
+    def _merge(self, number: SequenceId, source: SequenceId) -> None:
         added = self.lane(source)
         if number == source:
             raise PippinError(f"Lane {number} cannot be merged with itself.")
@@ -233,7 +233,7 @@ class Lanes:
         lane.positions += added.positions
         del self._lanes[source]
 
-    def _filter(self, number: int, rows: Sequence[int]) -> None:
+    def _filter(self, number: SequenceId, rows: Sequence[int]) -> None:
         lane = self.lane(number)
         if not rows or not all(0 <= row < len(lane.positions) for row in rows):
             raise PippinError(f"Lane {number} has no rows {list(rows)}: it has {len(lane.positions)}.")
@@ -247,13 +247,13 @@ class Lanes:
         if lane.ahead:
             lane.ahead.filter(rows)
 
-    def trim(self, number: int, tokens: int) -> None:
+    def trim(self, number: SequenceId, tokens: int) -> None:
         """Take the lane's last tokens back, guesses or not. Raises PippinError if its caches can't go back."""
         lane = self.lane(number)
         lane.undos.clear()
         self._trim(lane, tokens)
 
-    def _trim(self, lane: Lane, tokens: int) -> None:
+    def _trim(self, lane: CacheLane, tokens: int) -> None:
         if tokens == 0:
             return
         if not 0 < tokens <= min(lane.positions):
@@ -265,7 +265,7 @@ class Lanes:
                 raise PippinError(f"A cache of {self._plan.model_type} did not go back {tokens} tokens.")
         lane.positions = [position - tokens for position in lane.positions]
 
-    def _keep(self, number: int, row: int, prefix: int, tokens: int) -> None:
+    def _keep(self, number: SequenceId, row: int, prefix: SequenceId, tokens: int) -> None:
         lane = self.lane(number)
         if not 0 <= row < len(lane.positions):
             raise PippinError(f"Lane {number} has no row {row}: it has {len(lane.positions)}.")
@@ -275,16 +275,16 @@ class Lanes:
         kept = [
             new if cache.empty() else caches.single(cache, row) for cache, new in zip(lane.caches, fresh, strict=True)
         ]
-        copied = Lane(kept, [prefix], [lane.positions[row]])
+        copied = CacheLane(kept, [prefix], [lane.positions[row]])
         self._trim(copied, 1 if lane.ahead else 0)
         self._prefixes[prefix] = self._first(copied, tokens)
 
-    def _reuse(self, number: int, prefix: int, tokens: int) -> None:
+    def _reuse(self, number: SequenceId, prefix: SequenceId, tokens: int) -> None:
         lane = self._first(copy.deepcopy(self._prefix(prefix)), tokens)
         lane.numbers = [number]
         self._lanes[number] = lane
 
-    def _first(self, lane: Lane, tokens: int) -> Lane:
+    def _first(self, lane: CacheLane, tokens: int) -> CacheLane:
         """Limit a lane that is a copy to its first tokens. Evaluates one cache after the other: whole copies of all
         might need more memory than there is.
         """
@@ -297,13 +297,13 @@ class Lanes:
             mx.eval(caches.states([cache]))
         return lane
 
-    def _prefix(self, prefix: int) -> Lane:
+    def _prefix(self, prefix: SequenceId) -> CacheLane:
         if prefix not in self._prefixes:
             raise PippinError(f"There is no prefix {prefix} on {self._where}.")
         return self._prefixes[prefix]
 
 
-def _step_back(lane: Lane, steps: int = 1) -> None:
+def _step_back(lane: CacheLane, steps: int = 1) -> None:
     for _ in range(steps):
         for each in lane.undos.pop():
             each()
@@ -311,5 +311,5 @@ def _step_back(lane: Lane, steps: int = 1) -> None:
     lane.ahead = None
 
 
-def _bytes(lanes: Iterable[Lane]) -> int:
+def _bytes(lanes: Iterable[CacheLane]) -> int:
     return sum(caches.total_bytes(lane.caches) for lane in lanes)

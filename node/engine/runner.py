@@ -1,7 +1,6 @@
 """One stage's work on frames. All methods run in the compute thread."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,73 +11,23 @@ from typing import Any
 import mlx.core as mx
 
 from node.core.errors import PippinError
-from node.core.evaluation import ChunkRequest, ChunkResult, Score
+from node.core.evaluation import ChunkRequest, ChunkResult
 from node.core.frames import Back, CacheOp, Drop, Frame, Held, NonFiniteRow
-from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS, fault_of
 from node.engine.device import is_gpu
+from node.engine.evaluate import evaluate, is_finite
 from node.engine.faults import Faults
 from node.engine.lanes import Ahead, LeftoverKv
-from node.engine.sampling import NO_TOKEN, Drawn, History, Sampled, begin_draw, score
+from node.engine.sampling import NO_TOKEN, Drawn, Sampled, begin_draw
 from node.engine.stage import Stage
 from node.engine.tensor_codec import Packed, pack, token_array, unpack, unpack_tokens
-from node.text.constraint import Constraint, Constraints
+from node.engine.verdict import Draw, Following, StepFailed, Verdict
+from node.text.constraint import Constraints
 
 log = logging.getLogger(__name__)
 
-HEAD_TOKENS = 64
-"""Tokens of a prompt whose logits are computed at a time: with a vocabulary of 150,000 they take 40 MB."""
 MAX_JOB_S = 0.1
 """Time after which a job begins no further step: a job that runs for long is taken for one that hangs."""
-
-
-class StepFailed(PippinError):
-    """MLX could not compute a step."""
-
-    code = "step_failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """The sampler's input for one row: the next token has `position`, from 0, and follows `history`."""
-
-    sampling: Sampling
-    position: int
-    history: History
-    ends: Callable[[int], bool]
-    """Whether the session ends with this token."""
-    constraint: Constraint | None = None
-    """The tokens that the session's grammar allows; needs the generated tokens of `history`."""
-
-
-RowResult = Sampled | ChunkResult | PippinError
-"""The result of one row of a step, or the error that ended only this row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Following:
-    """What may follow a step in its lane, as the driver knows it when the step comes back."""
-
-    guesses: Sequence[int] = ()
-    """Tokens of the guesses in flight; only in lanes of one row."""
-    next_guess: int | None = None
-    """The guess after these. Its step begins if the first of these is right."""
-    chain: bool = False
-    """The step of the drawn tokens begins if it is not in flight and no session ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the job of a step's results has found, and what it has begun. Nobody else judges a guess."""
-
-    results: Sequence[RowResult] = ()
-    """One for each row; none for a chunk of a prompt before its last one."""
-    right: int = 0
-    """Number of the guesses in flight that were right: their steps count. If none was, none of them counts."""
-    begun: Frame | None = None
-    """The lane's next step, for the next stage."""
-    guess: int | None = None
-    """The token of that step if it is a guess; None if its tokens are those of `results`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +227,7 @@ class Runner:
     def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> Verdict:
         """The result, or the failure, of each row of a step of evaluations that came back."""
         with self._step(frame.lane):
-            return Verdict(self._evaluate(unpack(frame.tensors), chunks, frame.faults))
+            return Verdict(self._evaluated(unpack(frame.tensors), chunks, frame.faults))
 
     def run(
         self,
@@ -307,7 +256,7 @@ class Runner:
                 ids, lengths = token_array(tokens), frame.lengths
                 hidden = self._stage.begin(frame.lane, ids, lengths, wanted=wanted, deferred=deferred)
                 if not draws:
-                    yield Verdict(self._evaluate(hidden, chunks))
+                    yield Verdict(self._evaluated(hidden, chunks))
                     return
                 drawn = self._draw(hidden, draws, lengths, self._beside(frame.lane))
             for left in reversed(range(ahead)):
@@ -363,28 +312,11 @@ class Runner:
             hint="The weights may be damaged, or too large for their dtype: fetch the model again, or use another.",
         )
 
-    def _evaluate(
+    def _evaluated(
         self, hidden: Sequence[mx.array], chunks: Sequence[ChunkRequest], faults: Sequence[NonFiniteRow] = ()
     ) -> list[ChunkResult | StepFailed]:
-        results = [
-            self._total(hidden, row, chunk) if chunk.top is None else self._scores(hidden, row, chunk)
-            for row, chunk in enumerate(chunks)
-        ]
-        return [each if _is_finite(each) else self._not_finite(row, faults) for row, each in enumerate(results)]
-
-    def _total(self, hidden: Sequence[mx.array], row: int, chunk: ChunkRequest) -> ChunkResult:
-        states = self._stage.hidden(self._stage.part(hidden, row, 0, chunk.tokens))
-        total: Any = mx.sum(states[0].astype(mx.float32), axis=0).tolist()
-        return ChunkResult(chunk.tokens, total=total)
-
-    def _scores(self, hidden: Sequence[mx.array], row: int, chunk: ChunkRequest) -> ChunkResult:
-        scores: list[Score] = []
-        for begin in range(0, len(chunk.following), HEAD_TOKENS):
-            following = chunk.following[begin : begin + HEAD_TOKENS]
-            part = self._stage.part(hidden, row, begin, begin + len(following))
-            scored = score(self._stage.finish(part, every=True)[0], following, chunk.top or 0)
-            scores += [Score(each.logprob or 0.0, each.top) for each in scored]
-        return ChunkResult(chunk.tokens, scores)
+        results = evaluate(self._stage, hidden, chunks)
+        return [each if is_finite(each) else self._not_finite(row, faults) for row, each in enumerate(results)]
 
     # --- the other stages ---
 
@@ -429,7 +361,3 @@ def _ends(results: Sequence[Sampled | StepFailed], draws: Sequence[Draw]) -> boo
     """Whether a session ends with its result."""
     pairs = zip(results, draws, strict=True)
     return any(isinstance(each, StepFailed) or draw.ends(each.token) for each, draw in pairs)
-
-
-def _is_finite(result: ChunkResult) -> bool:
-    return all(map(math.isfinite, result.total)) and all(math.isfinite(score.logprob) for score in result.scores)

@@ -14,7 +14,7 @@ from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import PartialModel, find_layers
 from node.engine.hidden_states import record_outputs
-from node.engine.lanes import Lane, Lanes, LeftoverKv
+from node.engine.lanes import CacheLane, Lanes, LeftoverKv
 from node.engine.plan import Plan
 
 _CLEAR_STEPS = 256
@@ -221,7 +221,7 @@ class Stage:
         self._evaluate(lane, output, length, deferred=deferred)
         return output
 
-    def _evaluate(self, lane: Lane, output: Sequence[mx.array], length: int, *, deferred: bool) -> None:
+    def _evaluate(self, lane: CacheLane, output: Sequence[mx.array], length: int, *, deferred: bool) -> None:
         """Compute a step of a prompt, or begin one of a token unless it is `deferred`."""
         if length > 1:
             mx.eval(output, caches.states(lane.caches))

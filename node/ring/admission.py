@@ -16,7 +16,7 @@ from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded, PippinError
 from node.core.fair_queue import FairQueue
-from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse, Take
+from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse, SequenceId, Take
 from node.core.guesses import Earlier
 from node.ring.flight import Flight
 from node.ring.lane import Lane, free_rows
@@ -41,7 +41,7 @@ class Admission:
     def __init__(
         self,
         limits: RingLimits,
-        numbers: Iterator[int],
+        numbers: Iterator[SequenceId],
         flight: Flight,
         *,
         stages: int,
@@ -133,7 +133,7 @@ class Admission:
         else:
             self.waiting.remove(session)
 
-    def sequences(self) -> dict[int, tuple[int, ...]]:
+    def sequences(self) -> dict[SequenceId, tuple[int, ...]]:
         """The tokens of all sequences whose KV the stages have or are about to compute, by sequence number.
 
         Empty with a grid: nobody knows how the tokens were divided when the KV was computed.
@@ -143,7 +143,7 @@ class Admission:
         slots = [slot for lane in self.lanes for slot in (*lane.kept(), *lane.slots())]
         return self.prefixes.all() | {slot.number: tuple(slot.session.tokens[: slot.sent]) for slot in slots}
 
-    def inherit(self, leftover: Mapping[int, Sequence[int]], held: Sequence[Held]) -> None:
+    def inherit(self, leftover: Mapping[SequenceId, Sequence[int]], held: Sequence[Held]) -> None:
         """Make prefixes of KV that an earlier ring left: `leftover` has its tokens, `held` what all stages have."""
         here = {each.number: each.tokens for each in held}
         for number, tokens in leftover.items():
@@ -291,7 +291,7 @@ class Admission:
     def _slots(self) -> list[Slot]:
         return [slot for lane in self.lanes for slot in lane.slots()]
 
-    def _row_of(self, slot: Slot) -> tuple[int, int]:
+    def _row_of(self, slot: Slot) -> tuple[SequenceId, int]:
         """Lane and row of a slot that is not gone, after the operations to come."""
         lanes = [(prefill.slots, prefill.lane) for prefill in self.prefills]
         for lane in self.lanes:
@@ -306,7 +306,7 @@ class Admission:
                 return
             self.ops.append(Forget(number))
 
-    def keep_as(self, slot: Slot) -> int | None:
+    def keep_as(self, slot: Slot) -> SequenceId | None:
         held = slot.session.tokens[: slot.sent]
         room = self.limits.charge(len(held))
         if self.grid or not self.prefixes.worth_adding(held) or self._used() + room > self.room.budget:

@@ -4,23 +4,23 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from node.core.clock import now
 from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost, as_pippin_error, error_from
-from node.core.frames import Frame, Held
+from node.core.frames import Frame, Held, SequenceId
 from node.core.reports import RingTraffic
 from node.core.rings import Ring
 from node.engine.compute import Compute
-from node.engine.draft import DraftFailed, DraftModel
-from node.engine.runner import Following, Runner, Verdict
+from node.engine.runner import Runner
+from node.engine.verdict import Following, Verdict
 from node.ring.flight import Step
+from node.ring.guessing import Guessing
 from node.ring.limits import RingLimits
 from node.ring.next_hop import NextHop
 from node.ring.pipeline import Pipeline
 from node.ring.prefill import GRID
 from node.ring.scheduler import Scheduler
-from node.ring.session import Session, Slot
+from node.ring.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +28,6 @@ WATCH_S = 1.0
 """How often the driver checks whether a step takes too long."""
 RATE_S = 5.0
 """Window of the token rate: long enough to be read by a person, short enough to show a stall."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finishing:
-    """A step that came back, and whose results are yet to be delivered."""
-
-    lane: int
-    task: asyncio.Task[None]
 
 
 class Driver:
@@ -51,22 +43,18 @@ class Driver:
         on_ended: Callable[[PippinError, int], None],
         *,
         step_timeout_s: float,
-        numbers: Iterator[int],
-        leftover: Mapping[int, tuple[int, ...]],
-        guesses: bool = True,
-        draft: DraftModel | None = None,
-        is_wire_slow: Callable[[], bool] = lambda: False,
+        numbers: Iterator[SequenceId],
+        leftover: Mapping[SequenceId, tuple[int, ...]],
+        guessing: Guessing | None = None,
     ) -> None:
         """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
         itself, and with the Scheduler.prompt_chunk that it had. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
         node.ring.numbers.sequence_numbers. `leftover`: the tokens whose KV a ring of the same layers left, by sequence
-        number. `guesses`: compute steps of guessed tokens while stages are idle. `draft`: guesses some of them.
-        `is_wire_slow`: see Flight.wire_is_slow; asked once a second, as paths change.
+        number. `guessing`: None if no steps of guessed tokens are computed while stages are idle.
         """
         self.ring = ring
         self._on_ended = on_ended
         self._step_timeout = step_timeout_s
-        self._is_wire_slow = is_wire_slow
         self._compute = compute
         self.runner = runner
         self._alone = next_hop is None
@@ -80,16 +68,16 @@ class Driver:
             trimmable=runner.plan.trimmable,
             grid=GRID if runner.plan.chunked else 0,
             ahead=next_hop is None and runner.plan.steps_back,
-            guesses=guesses and next_hop is not None,
-            draft_context=draft.max_context if draft else 0,
+            guesses=guessing is not None and next_hop is not None,
+            draft_context=guessing.draft_context if guessing and next_hop else 0,
         )
-        self._draft = draft if guesses and next_hop else None
+        self._guessing = guessing or Guessing()
         self._wake = asyncio.Event()
         """There may be a step to send."""
         self._ended: PippinError | None = None
         """Why the ring takes no requests."""
-        self._finishing: Finishing | None = None
-        """The last step that came back."""
+        self._finishing: asyncio.Task[None] | None = None
+        """Delivers the results of the last step that came back."""
         self._landed_at = 0.0
         self._leftover = leftover
         self._held: tuple[Held, ...] = ()
@@ -117,7 +105,7 @@ class Driver:
 
     @property
     def kv_bytes(self) -> int:
-        return self.runner.kv_bytes + (self._draft.kv_bytes if self._draft else 0)
+        return self.runner.kv_bytes + self._guessing.kv_bytes
 
     def give_up(self, reason: PippinError) -> None:
         """End all requests with `reason`, also later ones, and the links."""
@@ -129,12 +117,11 @@ class Driver:
                 self._scheduler.admission.fail(session, reason)
             self._wake.set()
 
-    async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
+    async def close(self, reason: PippinError, *, keep: bool) -> Mapping[SequenceId, tuple[int, ...]]:
         """Give up, and `keep` the KV for the next ring of these stages, or free it. Returns its tokens."""
         self.give_up(reason)
         await self._compute.run(self.runner.leave if keep else self.runner.reset)
-        if self._draft:
-            await self._compute.run(self._draft.clear)
+        await self._guessing.clear(self._compute)
         return self._leftover if keep else {}
 
     # --- sessions ---------------------------------------------------------------------------------------------------
@@ -192,8 +179,8 @@ class Driver:
                 await pipeline.send(pipeline.frame(ops))
             elif not self._compute.waiting and (guess := scheduler.guess()):
                 await self._send(guess)
-            elif self._draft and not self._compute.waiting and (asked := scheduler.to_draft()):
-                await self._run_draft(self._draft, *asked)
+            elif self._guessing.draft and not self._compute.waiting and (asked := scheduler.to_draft()):
+                await self._guessing.run_draft(self._compute, *asked)
             else:
                 return
 
@@ -212,20 +199,6 @@ class Driver:
             self._fail_step(step, error)
         else:
             await self._pipeline.send(frame, step, begun_at)
-
-    async def _run_draft(self, draft: DraftModel, slot: Slot, guessed: list[int]) -> None:
-        """Have the draft model draw a token, or compute a part of the prompt."""
-        session, verified = slot.session, len(slot.session.tokens)
-        tokens, draw = [*session.tokens, *guessed], session.draw_of_draft(guessed)
-        try:
-            token = await self._compute.run(draft.guess, tokens, verified, draw)
-        except DraftFailed as error:
-            log.warning("ring %s goes on without its draft model: %s", self.ring.id, error)
-            self._draft = None
-            await self._compute.run(draft.clear)
-        else:
-            if token is not None:
-                session.add_draft(tokens, verified, token)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
         """Run a step of a ring of one stage, and the lane's next ones until something else is to be done. Each lands while
@@ -255,71 +228,62 @@ class Driver:
             await self._finished()
         finally:
             if self._finishing:
-                self._finishing.task.cancel()
+                self._finishing.cancel()
 
     async def _receive(self, frame: Frame) -> None:
         # While the lane's last step is finished, this one counts as in flight: else a guess would go before its job.
-        if frame.failure or frame.lane is None or (self._finishing and self._finishing.lane == frame.lane):
+        if frame.failure or frame.lane is None or self._scheduler.flight.is_landing(frame.lane):
             await self._finished()
-        due = self._pipeline.receive(frame)
-        step = due.step if due else None
+        sent = self._pipeline.receive(frame)
+        step = sent.step if sent else None
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
             self._fail_step(step, error)
-        elif due and step:
+        elif sent and step:
             present = now()
             # Seconds since the step had the ring to itself: this is how long it delayed the steps behind it.
-            seconds, self._landed_at = present - max(due.begun_at, self._landed_at), present
+            seconds, self._landed_at = present - max(sent.begun_at, self._landed_at), present
             following = self._scheduler.returned(step)
             if following is None:
                 self._wake.set()
                 return
             # Its job waits for that of another lane, so that no thread waits while that one's tokens are delivered.
-            job = self._queue_finish(step, frame, following)
-            before, finish = self._finishing, self._finish(step, job, seconds)
-            self._finishing = Finishing(step.lane, asyncio.create_task(finish, name=f"step of {self.ring.id}"))
+            before, finish = self._finishing, self._finish(step, self._queue_finish(step, frame, following), seconds)
+            self._finishing = asyncio.create_task(finish, name=f"step of {self.ring.id}")
             if before:
-                await before.task
-        elif due:
+                await before
+        elif sent:
             self._begin_with(frame.held)
 
     async def _finished(self) -> None:
         """Wait until the results of all steps that came back are delivered."""
         if self._finishing:
-            await self._finishing.task
+            await self._finishing
 
     def _queue_finish(self, step: Step, frame: Frame, following: Following) -> asyncio.Future[Verdict] | None:
         """Queue the job that computes the results of a step that came back; None if it has none."""
         if step.evaluations:
             return self._compute.queue(self.runner.evaluate, frame, step.chunk_requests())
-        if draws := step.draws():
-            return self._compute.queue(self.runner.finish, frame, draws, following)
-        return None
+        return self._compute.queue(self.runner.finish, frame, step.draws(), following) if step.samples else None
 
     async def _finish(self, step: Step, job: asyncio.Future[Verdict] | None, seconds: float) -> None:
-        """Root of a task: any error ends the ring, as no step would follow, and nobody would notice."""
+        """Deliver the results of a step, and send the lane's next one if the job has begun it.
+
+        Root of a task: any error ends the ring, as no step would follow, and nobody would notice.
+        """
         try:
-            await self._finish_step(step, job, seconds)
+            verdict = await job if job else Verdict()
+            if self._ended:
+                return
+            self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
+            next_step = self._land(step, verdict, seconds)
+            if next_step and verdict.begun:
+                await self._pipeline.send(verdict.begun, next_step)
+        except PippinError as error:
+            self._fail_step(step, error)
         except Exception as error:
             log.exception("a step's results could not be delivered")
             self.end(as_pippin_error(error))
-
-    async def _finish_step(self, step: Step, job: asyncio.Future[Verdict] | None, seconds: float) -> None:
-        """Deliver the results of a step, and send the lane's next one if the job has begun it."""
-        try:
-            verdict = await job if job else Verdict()
-        except PippinError as error:
-            self._fail_step(step, error)
-            return
-        if self._ended:
-            return
-        self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
-        next_step = self._land(step, verdict, seconds)
-        if next_step and verdict.begun:
-            try:
-                await self._pipeline.send(verdict.begun, next_step)
-            except PippinError as error:
-                self.end(error)
 
     def _land(self, step: Step, verdict: Verdict, seconds: float) -> Step | None:
         if step.samples:
@@ -367,7 +331,7 @@ class Driver:
     async def _watch(self) -> None:
         """End the ring when a step takes too long. It polls: a timer for each step would burden the token path."""
         while True:
-            self._scheduler.flight.wire_is_slow = self._is_wire_slow()
+            self._scheduler.flight.wire_is_slow = self._guessing.is_wire_slow()
             await asyncio.sleep(WATCH_S)
             if self._pipeline.waited_s > self._step_timeout:
                 self.end(RingLost(f"A step took longer than {self._step_timeout:.0f} s (--step-timeout)."))

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.core.evaluation import ChunkRequest
-from node.core.frames import CacheOp
-from node.engine.runner import Draw
+from node.core.frames import CacheOp, SequenceId
+from node.engine.verdict import Draw
 from node.ring.session import PartialEvaluation, Slot
 
 
@@ -20,7 +20,7 @@ from node.ring.session import PartialEvaluation, Slot
 class Step:
     """Apply `ops`, then run `tokens`, one row for each slot, which may differ in length in a step of prompts."""
 
-    lane: int
+    lane: SequenceId
     ops: tuple[CacheOp, ...]
     rows: tuple[Slot, ...]
     tokens: tuple[tuple[int, ...], ...]
@@ -70,7 +70,7 @@ class Flight:
         self._stages = stages
         self.wire_is_slow = False
         """Frames are on the wire for so long, against the time of a stage, that one more step may be in flight for guesses."""
-        self._lanes: dict[int, deque[_Sent]] = {}
+        self._lanes: dict[SequenceId, deque[_Sent]] = {}
         self._wrong = 0
         """Wrong guesses that have yet to come back."""
 
@@ -115,15 +115,15 @@ class Flight:
         """Whether the results of a step in flight are needed."""
         return any(sent.certain for sent in self._of(step.lane) if sent.step is step)
 
-    def is_busy(self, lane: int) -> bool:
+    def is_busy(self, lane: SequenceId) -> bool:
         """Whether a step of the lane is in flight, so that its rows must not change."""
         return bool(self._of(lane))
 
-    def is_landing(self, lane: int) -> bool:
+    def is_landing(self, lane: SequenceId) -> bool:
         """Whether a step of the lane has come back, and its results are being computed: the next one may begin with them."""
         return any(sent.returned for sent in self._of(lane))
 
-    def guesses(self, lane: int) -> list[int]:
+    def guesses(self, lane: SequenceId) -> list[int]:
         """The guessed tokens whose steps are in flight."""
         return [sent.step.tokens[0][0] for sent in self._of(lane) if not sent.certain]
 
@@ -159,5 +159,5 @@ class Flight:
         """Number of guesses for which a stage is idle or will be. The next step of a lane that is landing comes before any."""
         return self.most_guesses - self.guessed - self._wrong
 
-    def _of(self, lane: int) -> Sequence[_Sent]:
+    def _of(self, lane: SequenceId) -> Sequence[_Sent]:
         return self._lanes.get(lane, ())

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from node.core.frames import CacheOp, Drop, Filter, Keep, Merge
+from node.core.frames import CacheOp, Drop, Filter, Keep, Merge, SequenceId
 from node.ring.session import Slot
 
-KeepAs = Callable[[Slot], int | None]
+KeepAs = Callable[[Slot], SequenceId | None]
 """Returns the number under which the stages are to keep a slot's KV, or None to free it. It may add operations, so all
 operations go into one list."""
 
@@ -15,9 +15,9 @@ operations go into one list."""
 class Lane:
     """Slots that step together. `rows` are the rows at the stages; only `prepare` and its operations change them."""
 
-    number: int
+    number: SequenceId
     rows: list[Slot] = field(default_factory=list)
-    joining: list[tuple[list[Slot], int]] = field(default_factory=list)
+    joining: list[tuple[list[Slot], SequenceId]] = field(default_factory=list)
     """Slots whose prompts are done, and the lanes in which they are the rows."""
     prefilling: list[Slot] = field(default_factory=list)
     """Slots that will join once their prompt is done."""
@@ -51,7 +51,7 @@ class Lane:
         alone = len(self.rows) == 1 and not self.joining and not self.prefilling and not self.rows[0].gone
         return self.rows[0] if alone else None
 
-    def join(self, slots: list[Slot], source: int) -> None:
+    def join(self, slots: list[Slot], source: SequenceId) -> None:
         """Add the rows of lane `source`, whose prompts are done, with the next step."""
         self.prefilling = [slot for slot in self.prefilling if slot not in slots and not slot.gone]
         self.joining.append((slots, source))
@@ -67,7 +67,7 @@ class Lane:
         self.joining = []
 
 
-def free_rows(rows: list[Slot], lane: int, ops: list[CacheOp], keep_as: KeepAs) -> list[Slot]:
+def free_rows(rows: list[Slot], lane: SequenceId, ops: list[CacheOp], keep_as: KeepAs) -> list[Slot]:
     """Free the rows of a lane whose slots are gone; their KV is kept where wanted. Returns the slots that stay."""
     staying = [row for row, slot in enumerate(rows) if not slot.gone]
     if len(staying) == len(rows):

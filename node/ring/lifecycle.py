@@ -46,6 +46,7 @@ from node.placement.footprint import stage_bytes
 from node.placement.speed import is_slow_wire
 from node.ring import requests
 from node.ring.driver import Driver
+from node.ring.guessing import Guessing
 from node.ring.limits import RingLimits, weights_as_tokens
 from node.ring.loaded_shards import LoadedShard, LoadedShards, shape_of
 from node.ring.next_hop import NextHop
@@ -381,6 +382,8 @@ class Rings:
             kv=plan.kv,
             weights=weights_as_tokens(loaded.stage.weight_bytes, plan.kv[shard.start : shard.end], ring.context),
         )
+        model = DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None
+        guessing = Guessing(model, partial(self._is_wire_slow, ring, shard, loaded)) if self._guesses else None
         driver = Driver(
             ring,
             limits,
@@ -391,9 +394,7 @@ class Rings:
             step_timeout_s=self._step_timeout,
             numbers=self._numbers,
             leftover=loaded.leftover_tokens,
-            guesses=self._guesses,
-            draft=DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None,
-            is_wire_slow=partial(self._is_wire_slow, ring, shard, loaded),
+            guessing=guessing,
         )
         loaded.leftover_tokens = {}
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from node.core.frames import SequenceId
 from node.ring.lane import Lane
 from node.ring.session import Slot
 
@@ -27,7 +28,7 @@ GRID = 512
 class Prefill:
     """A lane whose rows will join `home`: one prompt, run in chunks, or several short ones, run in a single step."""
 
-    lane: int
+    lane: SequenceId
     home: Lane
     slots: list[Slot]
     """One for each row of the lane."""

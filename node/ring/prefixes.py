@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from node.core.frames import SequenceId
+
 MIN_TOKENS = 16
 """A shorter prefix is not worth a copy of its KV."""
 BYTES = array("I").itemsize
@@ -21,7 +23,7 @@ MAX_PREFIXES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    prefix: int
+    prefix: SequenceId
     tokens: int
     """How many of the prefix's first tokens match."""
     whole: bool
@@ -40,8 +42,8 @@ class Prefixes:
         self.charged = 0
         self._charge = charge
         self._trimmable = trimmable
-        self._held: OrderedDict[int, bytes] = OrderedDict()
-        self._inherited: set[int] = set()
+        self._held: OrderedDict[SequenceId, bytes] = OrderedDict()
+        self._inherited: set[SequenceId] = set()
 
     @property
     def full(self) -> bool:
@@ -64,12 +66,12 @@ class Prefixes:
         begin = match.tokens * BYTES
         return tuple(array("I", self._held[match.prefix][begin : begin + MAX_REST * BYTES]))
 
-    def _match(self, number: int, wanted: bytes) -> Match:
+    def _match(self, number: SequenceId, wanted: bytes) -> Match:
         prefix = self._held[number]
         tokens = common_tokens(prefix, wanted)
         return Match(number, tokens, tokens == _count(prefix), number not in self._inherited)
 
-    def add(self, number: int, tokens: Sequence[int]) -> list[int]:
+    def add(self, number: SequenceId, tokens: Sequence[int]) -> list[SequenceId]:
         """Add a prefix and drop those that it continues. Returns the numbers of the dropped ones."""
         new = pack(tokens)
         needless = [number for number, held in self._held.items() if new.startswith(held)]
@@ -79,13 +81,13 @@ class Prefixes:
         self.charged += self._charge(len(tokens))
         return needless
 
-    def inherit(self, number: int, tokens: Sequence[int]) -> None:
+    def inherit(self, number: SequenceId, tokens: Sequence[int]) -> None:
         """Add a prefix of an earlier ring, of which some stages may have more tokens, and drop none."""
         self._held[number] = pack(tokens)
         self._inherited.add(number)
         self.charged += self._charge(len(tokens))
 
-    def all(self) -> dict[int, tuple[int, ...]]:
+    def all(self) -> dict[SequenceId, tuple[int, ...]]:
         """The tokens of each, in order of last use."""
         return {number: tuple(array("I", held)) for number, held in self._held.items()}
 
@@ -94,18 +96,18 @@ class Prefixes:
         new = pack(tokens)
         return len(tokens) >= MIN_TOKENS and not any(held.startswith(new) for held in self._held.values())
 
-    def evict_next(self, number: int) -> None:
+    def evict_next(self, number: SequenceId) -> None:
         """Let the next `evict` drop this one."""
         self._held.move_to_end(number, last=False)
 
-    def evict(self) -> int | None:
+    def evict(self) -> SequenceId | None:
         """Drop the least recently used one and give its number; None when there is none."""
         oldest = next(iter(self._held), None)
         if oldest is not None:
             self.drop(oldest)
         return oldest
 
-    def drop(self, number: int) -> None:
+    def drop(self, number: SequenceId) -> None:
         self._inherited.discard(number)
         self.charged -= self._charge(_count(self._held.pop(number)))
 

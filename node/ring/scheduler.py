@@ -14,15 +14,15 @@ from dataclasses import replace
 
 from node.core.errors import PippinError
 from node.core.evaluation import Evaluation
-from node.core.frames import Back, Keep
+from node.core.frames import Back, Keep, SequenceId
 from node.core.generation import TokenEvent
-from node.engine.runner import Following, RowResult, Verdict
+from node.engine.verdict import Following, RowResult, Verdict
 from node.ring.admission import Admission
 from node.ring.flight import Flight, Step
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import Prefill
-from node.ring.session import Slot
+from node.ring.session import Session, Slot
 
 MAX_STEPS = 16
 """Maximum number of steps of a lane in one job. KV is set aside for more: see HEADROOM."""
@@ -34,7 +34,7 @@ class Scheduler:
     def __init__(
         self,
         limits: RingLimits,
-        numbers: Iterator[int],
+        numbers: Iterator[SequenceId],
         *,
         stages: int,
         batchable: bool,
@@ -94,7 +94,8 @@ class Scheduler:
         if self.flight.room < 1 or not self._may_guess:
             return None
         for lane in sorted(self.admission.lanes, key=lambda lane: len(self.flight.guesses(lane.number))):
-            if not self.flight.is_landing(lane.number) and (token := self._next_guess(lane)) is not None:
+            token = None if self.flight.is_landing(lane.number) else self._next_guess(lane)
+            if token is not None:
                 self.flight.sent(step := self._guess_step(lane, token))
                 return step
         return None
@@ -110,21 +111,17 @@ class Scheduler:
             self.admission.trimmable or self.admission.tokens_held + room <= self.admission.room.budget
         )
 
-    def _may_follow(self, lane: Lane) -> bool:
-        """Whether a step of a guessed token may be sent behind the one in flight."""
-        return self.flight.is_busy(lane.number) and not lane.ahead and lane.only is not None
-
     def _next_guess(self, lane: Lane) -> int | None:
-        """The token that may come after the guesses in flight; None without one."""
-        return (
-            lane.only.session.guess(self.flight.guesses(lane.number)) if self._may_follow(lane) and lane.only else None
-        )
+        """The token that may come after the guesses behind the lane's step in flight; None without one."""
+        if lane.only is None or not self.flight.is_busy(lane.number):
+            return None
+        return lane.only.session.next_guess(self.flight.guesses(lane.number))
 
     def _guess_step(self, lane: Lane, token: int) -> Step:
         unverified = len(self.flight.guesses(lane.number)) + 1
         return Step(lane.number, (), tuple(lane.rows), ((token,),), samples=True, unverified=unverified)
 
-    def to_draft(self) -> tuple[Slot, list[int]] | None:
+    def to_draft(self) -> tuple[Session, list[int]] | None:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
         such session, or the ring has no room for guesses.
         """
@@ -134,12 +131,12 @@ class Scheduler:
         # The oldest session first, as the draft model follows one at a time.
         for lane in sorted(self.admission.lanes, key=lambda lane: lane.rows[0].lane if lane.rows else 0):
             slot = lane.only
-            if not slot or not self._may_follow(lane) or self.flight.is_landing(lane.number):
+            if not slot or not self.flight.is_busy(lane.number) or self.flight.is_landing(lane.number):
                 continue
             # One more than there is room for: the job that finds the first guess right begins the step of the last one.
             guessed = slot.session.guesses_to_draft_after(self.flight.guesses(lane.number), room + 1)
             if guessed is not None and len(slot.session.tokens) + len(guessed) < self._draft_context:
-                return slot, guessed
+                return slot.session, guessed
         return None
 
     def returned(self, step: Step) -> Following | None:
@@ -163,13 +160,12 @@ class Scheduler:
         for slot, result in zip(step.rows, verdict.results, strict=bool(verdict.results)):
             if not slot.gone:
                 self._deliver(slot, result)
-        lane = self._lane(step)
-        if lane:
+        begun = None
+        if lane := self._lane(step):
             begun = self._judge(lane, step, verdict)
             self.admission.chunk_size.decode_s = seconds
         else:
             self.flight.landed(step)
-            begun = None
         for prefill in list(self.admission.prefills):
             if prefill.lane == step.lane:
                 prefill.token_s = self.admission.chunk_size.took(step.tokens, seconds)
@@ -182,20 +178,16 @@ class Scheduler:
 
     def _deliver(self, slot: Slot, result: RowResult) -> None:
         """Give a row's result to its session."""
-        session = slot.session
-        match slot.take(result):
-            case PippinError() as error:
-                self.admission.fail(session, error)
-            case Evaluation() as evaluation:
-                session.events.put_nowait(evaluation)
-                # A client often generates from the text that it had scored.
-                self.admission.finish(session, keep=bool(evaluation.scores))
-            case TokenEvent() as event:
-                session.events.put_nowait(event)
-                if event.finish:
-                    self.admission.finish(session, keep=True)
-            case None:
-                pass
+        if (event := slot.take(result)) is None:
+            return
+        slot.session.events.put_nowait(event)
+        match event:
+            case PippinError():
+                self.admission.finish(slot.session, keep=False)
+            case Evaluation():  # a client often generates from the text that it had scored
+                self.admission.finish(slot.session, keep=bool(event.scores))
+            case TokenEvent() if event.finish:
+                self.admission.finish(slot.session, keep=True)
 
     def _judge(self, lane: Lane, step: Step, verdict: Verdict) -> Step | None:
         """Keep the guesses behind a step or take them back. Returns the lane's step that was begun with its results."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
+from node.core.frames import SequenceId
 from node.core.generation import Finish, GenerateRequest, TokenEvent
 from node.core.guesses import Earlier, Guesser
-from node.engine.runner import Draw, RowResult
 from node.engine.sampling import History
+from node.engine.verdict import Draw, RowResult
 from node.ring.prefixes import BYTES, pack
 from node.text.constraint import Constraint
 
@@ -84,7 +85,7 @@ class Session:
         needs_tokens = self.constraint or self.request.sampling.penalizes
         return 0 if needs_tokens else self.request.max_tokens - self.generated - 1
 
-    def guess(self, guessed: Sequence[int]) -> int | None:
+    def next_guess(self, guessed: Sequence[int]) -> int | None:
         """The token that may come after these guesses at the next ones; None if there is no guess, or it would be the
         last token.
         """
@@ -102,7 +103,7 @@ class Session:
         """
         path = list(guessed)
         while len(path) < most and self._may_guess_after(path):
-            token = self.guess(path)
+            token = self.next_guess(path)
             if self._forced_after(path) is None and self._known_guesser().lacks_draft(self.tokens, path):
                 return path
             if token is None:
@@ -170,9 +171,9 @@ class Slot:
     """A session's stay in a lane: from the step of its first token until its KV is freed or moved out of the way."""
 
     session: Session
-    lane: int = 0
+    lane: SequenceId = 0
     """Number of the lane in which it begins; later ones have higher numbers."""
-    number: int = 0
+    number: SequenceId = 0
     """The stages know its KV by it, whichever lane it moves to: the number of `lane`, or of the prefix that it took."""
     sent: int = 0
     """Tokens whose KV the stages have, once all steps in flight have passed them."""

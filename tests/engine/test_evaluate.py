@@ -8,8 +8,9 @@ import pytest
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import CacheOp, Frame, Merge, Open
 from node.core.rings import Fence
+from node.engine.evaluate import HEAD_TOKENS
 from node.engine.faults import Faults
-from node.engine.runner import HEAD_TOKENS, Runner
+from node.engine.runner import Runner
 from node.ring.session import PartialEvaluation
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Whole, load, prompt, shared_model

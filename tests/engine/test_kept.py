@@ -9,8 +9,9 @@ import pytest
 from node.core.frames import Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
 from node.core.rings import Fence
 from node.engine.faults import Faults
-from node.engine.runner import Runner, StepFailed
+from node.engine.runner import Runner
 from node.engine.stage import Stage
+from node.engine.verdict import StepFailed
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Stages, Whole, likeliest, prompt, shared_model
 

@@ -11,8 +11,9 @@ from node.core.frames import Frame, Merge, Open
 from node.core.generation import Sampling
 from node.core.rings import Fence
 from node.engine.faults import Faults
-from node.engine.runner import Draw, Following, Runner, StepFailed
+from node.engine.runner import Runner
 from node.engine.sampling import MIN_LOGPROB, NO_TOKEN, History, Sampled, sample, score
+from node.engine.verdict import Draw, Following, StepFailed
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, write_model
 

@@ -9,7 +9,8 @@ import pytest
 from node.core.frames import Drop, Frame
 from node.core.rings import Fence
 from node.engine.faults import Faults
-from node.engine.runner import Runner, StepFailed
+from node.engine.runner import Runner
+from node.engine.verdict import StepFailed
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from node.core.generation import Sampling
 from node.core.rings import Fence
 from node.engine import runner as module
 from node.engine.faults import Faults
-from node.engine.runner import Draw, Following, Runner, Verdict
+from node.engine.runner import Runner
 from node.engine.sampling import History, Sampled
+from node.engine.verdict import Draw, Following, Verdict
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, shared_model
 

@@ -16,9 +16,10 @@ from node.core.frames import CacheOp, Failure, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
-from node.engine.runner import Draw, Following, StepFailed, Verdict
 from node.engine.sampling import Sampled
+from node.engine.verdict import Draw, Following, StepFailed, Verdict
 from node.ring.driver import Driver
+from node.ring.guessing import Guessing
 from node.ring.limits import RingLimits
 from node.ring.requests import generate
 
@@ -260,7 +261,7 @@ async def first_of_two(runner: FirstRunner, frames: Callable[[NextHop], AsyncIte
     chunks.clear()
     ring = replace(RING, stages=(StageSpec("a", 0, 2), StageSpec("b", 2, 4)))
     limits, next_hop = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128), NextHop()
-    more: Any = {"step_timeout_s": 60, "numbers": numbers, "leftover": {}}
+    more: Any = {"step_timeout_s": 60, "numbers": numbers, "leftover": {}, "guessing": Guessing()}
     fakes: tuple[Any, Any, Any] = FakeCompute(), runner, next_hop
     driver = Driver(ring, limits, *fakes, on_ended, **more)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from node.core.generation import GenerateRequest, Sampling
-from node.engine.runner import Verdict
+from node.engine.verdict import Verdict
 from node.ring.flight import Step
 from node.ring.limits import RingLimits
 from node.ring.numbers import FIRST_NUMBER

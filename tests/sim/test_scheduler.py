@@ -17,8 +17,8 @@ from node.core.evaluation import ChunkResult, EvaluateRequest, Score
 from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
 from node.core.generation import GenerateRequest, Sampling
 from node.core.rings import Fence
-from node.engine.runner import Verdict
 from node.engine.sampling import Sampled
+from node.engine.verdict import Verdict
 from node.ring.admission import LONG_PROMPTS
 from node.ring.flight import Step
 from node.ring.limits import RingLimits

@@ -1,0 +1,46 @@
+"""What a driver needs to guess tokens, beside what its sessions know: a draft model, if a node asks for one."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from node.engine.compute import Compute
+from node.engine.draft import DraftFailed, DraftModel
+from node.ring.session import Session
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Guessing:
+    draft: DraftModel | None = None
+    is_wire_slow: Callable[[], bool] = lambda: False
+    """See Flight.wire_is_slow. It is asked once a second, as paths change."""
+
+    @property
+    def draft_context(self) -> int:
+        """Tokens up to which the draft model guesses; 0 without one."""
+        return self.draft.max_context if self.draft else 0
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.draft.kv_bytes if self.draft else 0
+
+    async def run_draft(self, compute: Compute, session: Session, guessed: Sequence[int]) -> None:
+        """Have the draft model draw the token after these guesses, or compute a part of the prompt. It goes if it fails."""
+        assert self.draft
+        verified, tokens, draw = len(session.tokens), [*session.tokens, *guessed], session.draw_of_draft(guessed)
+        try:
+            token = await compute.run(self.draft.guess, tokens, verified, draw)
+        except DraftFailed as error:
+            log.warning("the ring of %s goes on without its draft model: %s", session.request.model, error)
+            await self.clear(compute)
+            self.draft = None
+        else:
+            if token is not None:
+                session.add_draft(tokens, verified, token)
+
+    async def clear(self, compute: Compute) -> None:
+        """Free the draft model's KV."""
+        if self.draft:
+            await compute.run(self.draft.clear)
