@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from node.cluster.held_states import HeldStates
+from node.cluster.placement_log import PlacementLog
 from node.cluster.reconciliation import Reconciliation
 from node.core.clock import in_step, now
 from node.core.errors import Incompatible, NotReady
 from node.core.nodes import Address, Caller, NodeInfo, PeerHint
 from node.core.reports import Heartbeat, NodeReport, StageState
-from node.core.rings import Placement, Refusal
+from node.core.rings import Placement
 from node.core.signal import Signal
 from node.core.views import ClusterView, NodeState
 from node.host.interfaces import Interface
@@ -34,8 +35,6 @@ TICK_S = 0.3
 """Interval of checks, in step with other tasks. A node that is silent is checked when its silence is long enough to matter."""
 ELECTED_S = 10.0
 """Time for which a request that the head decides waits for one. An election takes two seconds at most."""
-LAG_STEP_S = 0.05
-"""Lag is reported in such steps, so that a report seldom changes."""
 LAG_DECAY = 0.99
 """Factor per tick, for about a minute: a loop that was late once may be late again."""
 
@@ -81,8 +80,7 @@ class Agent:
         self._states = HeldStates()
         self._report: NodeReport | None = None
         """This node's, as of its last change or tick."""
-        self._refusals: dict[str, Refusal] = {}
-        """The last logged one of each model."""
+        self._placement_log = PlacementLog(self._name)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -230,25 +228,10 @@ class Agent:
         self._step()
 
     def adopt(self, placement: Placement) -> None:
-        before, self.placement = self.placement, placement
-        for ring in placement.rings:
-            if ring in before.rings:
-                continue
-            stages = ", ".join(f"{self._name(stage.node)} {stage.start}-{stage.end - 1}" for stage in ring.stages)
-            fence, verb = placement.fence, "retires from" if ring.retiring else "on"
-            log.info("placement %d.%d: %s %s %s", fence.term, fence.epoch, ring.model, verb, stages)
-        self._log_refusals(placement)
+        self._placement_log.tell(placement, self.placement)
+        self.placement = placement
         self.adopted.notify()
         self.touch()
-
-    def _log_refusals(self, placement: Placement) -> None:
-        """Log each when it comes or changes. A model that is tried again in between is refused again for the same reason."""
-        for refusal in placement.refused:
-            if self._refusals.get(refusal.model) != refusal:
-                log.warning("placement: %s: %s", refusal.model, refusal.message)
-                self._refusals[refusal.model] = refusal
-        wanted = placement.models
-        self._refusals = {model: refusal for model, refusal in self._refusals.items() if model in wanted}
 
     # --- membership and election --------------------------------------------------------------------------------------
 
@@ -352,6 +335,6 @@ class Agent:
             draining=self.draining,
             paths=self._book.paths_to_peers(),
             peers=tuple(hint for hint in hints if hint),
-            lag_s=round(self.lag_s / LAG_STEP_S) * LAG_STEP_S,
+            lag_s=round(20 * self.lag_s) / 20,  # in steps, so that a report seldom changes
             disk_error=self._term_store.error,
         )

@@ -14,6 +14,7 @@ from node.core.retried import Retried
 from node.core.views import PRESENT
 from node.host.interfaces import interface_towards
 from node.members.address_book import AddressBook, address_at
+from node.members.membership import ANSWER_S
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
@@ -24,9 +25,6 @@ PROBE_S = 30.0
 """Interval of measurements else. What is plugged in usually changes an address; a path that is lost is noticed by heartbeats if it
 is in use, and tried in vain if it is not.
 """
-PROBE_TIMEOUT_S = 1.0
-FIRST_S = 0.5
-"""Interval at which a node that was never heard is looked at."""
 
 
 class Probes:
@@ -44,7 +42,7 @@ class Probes:
         """
         probes = Retried(f"The measurement of the paths to node {node} failed")
         while self._agent.state_of(node) is None:
-            await self._agent.news.wait(FIRST_S)
+            await self._agent.news.wait()
         seen: object = None
         due_at = -math.inf
         while hint := self._book.hint_of(node):
@@ -61,7 +59,7 @@ class Probes:
         peer = address_at(hint, address)
         try:
             # The least of three: the path's round trip, without delays on this machine.
-            rtt_ms = min([await self._client.probe(peer, PROBE_TIMEOUT_S) for _ in range(3)])
+            rtt_ms = min([await self._client.probe(peer, ANSWER_S) for _ in range(3)])
         except PippinError as error:
             log.debug("probe of %s: %s", peer, error)
             self._book.paths.failed(hint.id, address)
@@ -77,7 +75,7 @@ class Probes:
             return
         async with self._measuring:
             try:
-                rate = await self._client.bandwidth(address_at(hint, address), PROBE_TIMEOUT_S)
+                rate = await self._client.bandwidth(address_at(hint, address), ANSWER_S)
             except PippinError as error:
                 log.debug("bandwidth to %s: %s", address, error)
                 rate = 0.0

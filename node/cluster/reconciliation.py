@@ -7,9 +7,10 @@ from node.core.models import ModelSpec
 from node.core.reports import NodeReport, StageState
 from node.core.rings import Placement, Ring
 from node.core.views import PRESENT, ClusterView
+from node.members.membership import ANSWER_S, GONE_S
 
-MEET_S = 3.0
-"""Time within which all nodes of a healed partition join, after the first one: lost nodes are retried every 2 s, for 1 s.
+MEET_S = GONE_S + ANSWER_S
+"""Time within which all nodes of a healed partition join, after the first one.
 Before, a head cannot know which rings still work, nor that a model has no place.
 """
 

@@ -79,4 +79,4 @@ class Network:
             for peer in heard
             for address in peer.report.info.addresses
         }
-        return (*heard, *(peer for peer in self.heartbeats.refused if peer.report.info.name not in places))
+        return (*heard, *(peer for peer in self.heartbeats.seeking.refused if peer.report.info.name not in places))

@@ -51,6 +51,10 @@ SUSPECT_SHARE = 2 / 3
 """Share of that silence after which a node is suspect: then both of a pair have called, some 0.6 and 1.0 s after it was heard
 last, and the answer to the first call has had half a second, as over Wi-Fi.
 """
+ANSWER_S = 1.0
+"""Time within which a node answers a heartbeat or a probe; a later answer is as good as none."""
+GONE_S = 2.0
+"""Interval at which a node that is gone is called: it may come back at its old address without an advert."""
 RETURN_S = 0.5
 """Time within which a node whose connection was reset must be heard again; enough for at least one new connection."""
 OWN_STALL_S = 0.5

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from node.cluster import exchange, seeking
 from node.cluster import heartbeats as module
 from node.cluster.agent import Agent
 from node.cluster.heartbeats import Heartbeats
@@ -374,7 +375,7 @@ async def test_a_name_is_called_at_its_near_addresses(monkeypatch, anywhere, cal
         assert host == "mini-2.local"
         return ["8.8.8.8", "fd00::5"]
 
-    monkeypatch.setattr(module, "_addresses_of", addresses_of)
+    monkeypatch.setattr(seeking, "_addresses_of", addresses_of)
     client = Client(["[fd00::5]:7001"])
     known = book(client, anywhere=anywhere)
     async with running(known, ("mini-2.local", 7001)):
@@ -393,7 +394,7 @@ async def test_a_far_peer_is_not_called_without_a_secret(caplog):
 
 
 async def test_why_a_peer_does_not_answer_is_told_once(monkeypatch, caplog):
-    monkeypatch.setattr(module, "GONE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(seeking, "GONE_S", 0.0)
     client = Client()
     with caplog.at_level(logging.WARNING):
         async with running(book(client), ("192.168.1.5", 7001)):
@@ -468,7 +469,7 @@ class Cables(Client):
     async def call(self, peer, answer):
         if peer.target in self.silent:
             self.called.append(peer.target)
-            await asyncio.sleep(module.EXCHANGE_TIMEOUT_S)
+            await asyncio.sleep(exchange.ANSWER_S)
             self.timed_out.append(peer.target)
             raise PeerTimeout(f"{peer} did not answer in time.")
         return await super().call(peer, answer)
