@@ -16,7 +16,7 @@ from dataclasses import replace
 from node.cluster.held_states import HeldStates
 from node.cluster.placement_log import PlacementLog
 from node.cluster.reconciliation import Reconciliation
-from node.core.clock import in_step, now
+from node.core.clock import GRID_S, in_step, now
 from node.core.errors import Incompatible, NotReady
 from node.core.nodes import Address, Caller, NodeInfo, PeerHint
 from node.core.reports import Heartbeat, NodeReport, StageState
@@ -31,8 +31,6 @@ from node.members.term_store import TermStore
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.3
-"""Interval of checks, in step with other tasks. A node that is silent is checked when its silence is long enough to matter."""
 ELECTED_S = 10.0
 """Time for which a request that the head decides waits for one. An election takes two seconds at most."""
 LAG_DECAY = 0.99
@@ -135,7 +133,7 @@ class Agent:
     async def run(self) -> None:
         while True:
             self._step()
-            due = now() + min(in_step(TICK_S), max(0.0, self._membership.next_change() - now()))
+            due = now() + min(in_step(GRID_S), max(0.0, self._membership.next_change() - now()))
             await asyncio.sleep(due - now())
             self.lag_s = max(now() - due, self.lag_s * LAG_DECAY)
 

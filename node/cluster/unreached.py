@@ -27,12 +27,13 @@ class Unreached:
         adverts = {(advert.hint.id, advert.hint.grpc_port): advert for advert in self._adverts()}
         never = [key for key in adverts if key[0] not in states and key not in self._heard]
         self._heard = {key for key in adverts if key[0] in states or key in self._heard}
-        one_way = [key for key in adverts if states.get(key[0]) is NodeState.ALIVE and not self._has_path(key[0])]
+        one_way = [
+            key
+            for key in adverts
+            if states.get(key[0]) is NodeState.ALIVE and self._book.paths.best(key[0], now()) is None
+        ]
         return tuple(
             replace(adverts[key], hint=hint)
             for key in (*never, *one_way)
             if (hint := self._book.hint_of(key[0])) and adverts[key].since <= now() - PATIENCE_S
         )
-
-    def _has_path(self, node: str) -> bool:
-        return self._book.paths.best(node, now()) is not None

@@ -9,7 +9,8 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-_GRID_S = 0.3
+GRID_S = 0.3
+"""Periodic tasks are due at multiples of it."""
 _SOON_S = 0.05
 
 
@@ -19,15 +20,15 @@ def in_step(delay_s: float) -> float:
     To wake an idle process costs more than most of what it then does. The delay becomes up to 0.25 s longer, or 0.05 s shorter.
     Short delays stay as they are.
     """
-    if delay_s < _GRID_S:
+    if delay_s < GRID_S:
         return delay_s
     present = now()
-    return max(0.0, math.ceil((present + delay_s - _SOON_S) / _GRID_S) * _GRID_S - present)
+    return max(0.0, math.ceil((present + delay_s - _SOON_S) / GRID_S) * GRID_S - present)
 
 
 def in_step_before(delay_s: float) -> float:
     """The same for a task that must not be late: the delay becomes up to 0.25 s shorter, or 0.05 s longer."""
-    if delay_s <= _GRID_S - _SOON_S:
+    if delay_s <= GRID_S - _SOON_S:
         return 0.0
     present = now()
-    return max(0.0, math.floor((present + delay_s + _SOON_S) / _GRID_S) * _GRID_S - present)
+    return max(0.0, math.floor((present + delay_s + _SOON_S) / GRID_S) * GRID_S - present)

@@ -34,7 +34,9 @@ def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence
     found += [_secret_mismatch(other_secret)] if other_secret else []
     found += [Code.OPEN_CLUSTER.issue()] if is_open else []
     found += _version_issues(view)
-    found += _own_issues(view)
+    for peer in view.peers:
+        if peer.state in PRESENT:  # what each node says of itself; none can speak of another
+            found += _about(peer, peer.report.issues)
     return by_severity(found)
 
 
@@ -42,13 +44,6 @@ def by_severity(issues: Iterable[Issue]) -> tuple[Issue, ...]:
     """The most severe first."""
     gravity = list(Severity)
     return tuple(sorted(issues, key=lambda issue: gravity.index(issue.severity)))
-
-
-def _own_issues(view: ClusterView) -> Iterator[Issue]:
-    """What each node says of itself; none can speak of another."""
-    for peer in view.peers:
-        if peer.state in PRESENT:
-            yield from _about(peer, peer.report.issues)
 
 
 def _about(peer: PeerView, issues: Iterable[Issue]) -> Iterator[Issue]:
@@ -91,18 +86,17 @@ def _issues_of(peer: PeerView, version: str, needed: set[str]) -> Iterator[Issue
 def _load_issues(view: ClusterView) -> Iterator[Issue]:
     for peer in view.peers:
         if peer.state is NodeState.ALIVE:  # the last report of a node that is gone is outdated
-            yield from _about(peer, _issues_of_loads(peer))
+            yield from _about(
+                peer, filter(None, (_of_stage(peer.report.info.name, load) for load in peer.report.stages))
+            )
 
 
-def _issues_of_loads(peer: PeerView) -> Iterator[Issue]:
-    node = peer.report.info.name
-    for load in peer.report.stages:
-        if load.state is StageState.FAILED:
-            yield Code.LOAD_FAILED.issue(node=node, layers=_layers(load), error=load.error or _NO_REASON)
-        elif load.state is StageState.ENDED:
-            yield Code.RING_ENDED.issue(node=node, model=load.shard.model, error=load.error or _NO_REASON)
-        elif load.loads:
-            yield _loading(node, load)
+def _of_stage(node: str, load: StageReport) -> Issue | None:
+    if load.state is StageState.FAILED:
+        return Code.LOAD_FAILED.issue(node=node, layers=_layers(load), error=load.error or _NO_REASON)
+    if load.state is StageState.ENDED:
+        return Code.RING_ENDED.issue(node=node, model=load.shard.model, error=load.error or _NO_REASON)
+    return _loading(node, load) if load.loads else None
 
 
 def gpu_failed(node: str, count: int, error: str) -> Issue:

@@ -190,6 +190,8 @@ class Daemon:
     # --- what it says of itself ---------------------------------------------------------------------------------------
 
     def _report(self) -> NodeReport:
+        name, faults = self._options.name, self._compute.faults
+        failed = (gpu_failed(name, faults.count, faults.last.message),) if faults.last else ()
         return NodeReport(
             info=self._agent.info,
             memory=replace(self._facts.memory, used=self._serving.rings.memory_used()),
@@ -202,14 +204,10 @@ class Daemon:
             min_stages=self._options.stages or 1,
             job_s=self._watchdog.age_s,
             speeds=self._serving.rings.speeds(),
-            issues=(*self._upkeep.issues, *self._device_issues()),
+            issues=(*self._upkeep.issues, *failed),
             aliases=tuple(Alias(*given) for given in self._options.aliases),
             presets=tuple(Preset(model, dict(given)) for model, given in self._options.presets),
         )
-
-    def _device_issues(self) -> tuple[Issue, ...]:
-        faults = self._compute.faults
-        return (gpu_failed(self._options.name, faults.count, faults.last.message),) if faults.last else ()
 
     async def _issues(self) -> tuple[Issue, ...]:
         """Issues of this machine, of this node's options and of its threads. May wait for a disk."""

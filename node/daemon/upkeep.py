@@ -15,10 +15,8 @@ from node.host.interfaces import Interface, addresses, multicast_addresses
 from node.members.discovery import Discovery
 from node.model.catalogue import Catalogue
 
-ADDRESSES_S = 5.0
-"""Interval at which this machine's addresses are read."""
-CATALOGUE_S = 5.0
-"""Interval at which the disk is searched for models that were added or deleted."""
+LOOK_S = 5.0
+"""Interval at which this machine's addresses are read, and the disk is searched for models that were added or deleted."""
 CATALOGUE_SHARE = 20
 """A slow search is followed by a pause of this many times its duration."""
 FIRST_SEARCH_S = 10.0
@@ -52,7 +50,7 @@ class Upkeep:
         begun = time.monotonic()
         while True:
             await search
-            await asyncio.sleep(in_step(max(CATALOGUE_S, CATALOGUE_SHARE * (time.monotonic() - begun))))
+            await asyncio.sleep(in_step(max(LOOK_S, CATALOGUE_SHARE * (time.monotonic() - begun))))
             begun = time.monotonic()
             search = asyncio.create_task(self._search())
 
@@ -67,7 +65,7 @@ class Upkeep:
         """Tell peers this machine's new addresses when a cable is plugged in or a Wi-Fi is joined."""
         retried = Retried("The look at this machine's addresses failed")
         while True:
-            await asyncio.sleep(in_step(ADDRESSES_S))
+            await asyncio.sleep(in_step(LOOK_S))
             with retried:
                 interfaces = await self._pool.run(read)
                 found = addresses(interfaces)

@@ -37,14 +37,19 @@ def examine(
     `folders`: where it keeps models. `denied`: what it may not read of them. `deaf`: why multicast DNS does not work.
     `unreached`: nodes that it seems unable to call.
     """
-    return (
-        *_disk_issues(node, folders),
-        *((_folder_denied(node, denied[0]),) if denied else ()),
-        *_descriptor_issues(node),
-        *_memory_issues(node),
-        *((_no_multicast(node, deaf),) if deaf else ()),
-        *_connection_issues(node, unreached),
-    )
+    found = [*_disk_issues(node, folders)]
+    if denied:
+        where = _of_home(denied[0])
+        found.append(Code.FOLDER_DENIED.issue(node=node, folder=where, hint=full_disk_access_hint() or None))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < NEEDED_DESCRIPTORS:
+        found.append(Code.FEW_DESCRIPTORS.issue(node=node, limit=limit, needed=NEEDED_DESCRIPTORS))
+    if lost := stranded():
+        found.append(Code.WIRED_MEMORY.issue(node=node, bytes=format_bytes(lost)))
+    if deaf:
+        hint = f"{Code.NO_MULTICAST.hint} {local_network_hint()}".strip()
+        found.append(Code.NO_MULTICAST.issue(node=node, reason=deaf, hint=hint))
+    return *found, *_connection_issues(node, unreached)
 
 
 def examine_start(
@@ -100,27 +105,6 @@ def _connection_issues(node: str, unreached: Sequence[Advert]) -> Iterator[Issue
         addresses, port = advert.hint.addresses[:MOST_TRIED], advert.hint.grpc_port
         if is_dropped(addresses, port):
             yield Code.NODE_UNREACHABLE.issue(node=node, other=advert.name, address=join_host_port(addresses[0], port))
-
-
-def _memory_issues(node: str) -> Iterator[Issue]:
-    if lost := stranded():
-        yield Code.WIRED_MEMORY.issue(node=node, bytes=format_bytes(lost))
-
-
-def _descriptor_issues(node: str) -> Iterator[Issue]:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and limit < NEEDED_DESCRIPTORS:
-        yield Code.FEW_DESCRIPTORS.issue(node=node, limit=limit, needed=NEEDED_DESCRIPTORS)
-
-
-def _folder_denied(node: str, folder: Path) -> Issue:
-    return Code.FOLDER_DENIED.issue(node=node, folder=_of_home(folder), hint=full_disk_access_hint() or None)
-
-
-def _no_multicast(node: str, reason: str) -> Issue:
-    return Code.NO_MULTICAST.issue(
-        node=node, reason=reason, hint=f"{Code.NO_MULTICAST.hint} {local_network_hint()}".strip()
-    )
 
 
 def _slow_blas(node: str, library: str) -> Issue:

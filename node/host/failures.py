@@ -15,9 +15,8 @@ import psutil
 log = logging.getLogger(__name__)
 
 WINDOW_S = 600.0
-"""Two ends count as one after the other if the node ran for less time than this between them."""
+"""Two ends count as one after the other if the node ran for less time than this between them. It is the longest pause, too."""
 FIRST_PAUSE_S = 30.0
-MAX_PAUSE_S = 600.0
 _FILE = "failures.json"
 
 
@@ -31,7 +30,7 @@ class Failures:
     @property
     def pause_s(self) -> float:
         """Seconds from the last end to the next start: none after a single end, then twice as many each time."""
-        return min(FIRST_PAUSE_S * 2.0 ** min(self.in_row - 2, 16), MAX_PAUSE_S) if self.in_row > 1 else 0.0
+        return min(FIRST_PAUSE_S * 2.0 ** min(self.in_row - 2, 16), WINDOW_S) if self.in_row > 1 else 0.0
 
     def wait_s(self, now: float, booted_at: float) -> float:
         """Seconds until the next start: none since the machine was restarted; never more than the pause, also if the clock

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """A node that may be reached."""
+class Reachable:
+    """A node that may be reached, and how."""
 
     hint: PeerHint
     caller: str = ""
@@ -41,7 +41,7 @@ class AddressBook:
         self.interfaces = interfaces
         """This machine's."""
         self.anywhere = anywhere
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, Reachable] = {}
         """By node."""
         self.paths = Paths()
         self.added = Signal()
@@ -107,7 +107,7 @@ class AddressBook:
                 if silent is None:
                     return
                 self.forget(silent)
-            self.entries[hint.id] = Entry(hint)
+            self.entries[hint.id] = Reachable(hint)
         else:
             known, entry.hint = entry.hint, hint
             if known.grpc_port != hint.grpc_port:  # a new process; connections to the old one lead nowhere
