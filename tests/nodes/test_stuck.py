@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from node.daemon import FINISH_S
 from tests.conftest import MODEL, Cluster, until
 
 pytestmark = pytest.mark.slow
@@ -81,7 +80,7 @@ def test_the_second_signal_ends_a_node_that_hangs(cluster: Cluster, tmp_path: Pa
         began = time.monotonic()
         node.signal(signal.SIGINT)
         assert node.wait() == 0
-        assert time.monotonic() - began < FINISH_S, "it does not wait as after the first signal"
+        assert time.monotonic() - began < 30, "it does not wait as after the first signal"
         assert isinstance(answer.exception(10), OSError | http.client.HTTPException)
 
 
