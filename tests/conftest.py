@@ -246,6 +246,9 @@ class Node:
     def post(self, path: str, body: Any) -> Answer:
         return self._ask("POST", path, body)
 
+    def delete(self, path: str, body: Any) -> Answer:
+        return self._ask("DELETE", path, body)
+
     def _ask(self, method: str, path: str, body: Any = None) -> Answer:
         """Send a request; check its answer against OpenAI's types."""
         with self.request(method, path, body) as response:

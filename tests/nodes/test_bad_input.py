@@ -101,7 +101,7 @@ def test_no_answer_tells_whose_mac_it_is(node: Node, models: Path, pair: Cluster
     """Clients and peers are told a model's name, the log its path."""
     asked = {"model": model}
     answers = [node.post("/v1/chat/completions", chat_body("Hello") | asked), node.post("/api/show", asked)]
-    answers += [node._ask("DELETE", "/api/delete", asked), node.get("/cluster/status")]
+    answers += [node.delete("/api/delete", asked), node.get("/cluster/status")]
     bodies = [answer.body.decode() for answer in answers]
     assert [answer.status for answer in answers[:1]] != [200], bodies
     for secret in (str(models), str(pair.directory), str(Path.home() / ".")):
