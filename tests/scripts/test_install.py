@@ -116,7 +116,7 @@ class Machine:
             command, env={"PATH": str(self.bin)}, stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:
             try:
-                until((self.root / "hangs").read_text, 60, f"the installation is in {phase}")
+                until((self.root / "hangs").read_text, f"the installation is in {phase}")
                 yield process
             finally:
                 self.go_on(phase)
