@@ -10,10 +10,9 @@ from aiohttp.typedefs import Handler
 
 from api.admin import logs, metrics, tokenize
 from api.admin import routes as admin
-from api.admin.metrics import ANYTHING_ELSE, CountedInference, Metrics
+from api.admin.metrics import ANYTHING_ELSE, Metrics
 from api.anthropic import models as anthropic_models
 from api.anthropic import routes as messages
-from api.chat.backend import Backend
 from api.chat.env import STREAM, Env
 from api.http.access_log import REQUEST_ID, add_request_id, log_request
 from api.http.auth import ApiKeys
@@ -35,6 +34,7 @@ from api.responses.routes import Responses
 from api.surfaces import by_client, error_writer
 from node.core.errors import PippinError, ShuttingDown, Unauthorized
 from node.core.followers import Followers
+from node.gateway.gateway import Gateway
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ contain nothing confidential.
 
 
 def create_app(
-    backend: Backend,
+    gateway: Gateway,
     *,
     api_keys: Collection[str] = (),
     cors_origins: Collection[str] = (),
@@ -67,7 +67,7 @@ def create_app(
     # The `Host` check prevents DNS rebinding. It adds nothing where every request needs a key; where any page may use the
     # API, `Cors` makes it for what is left to named pages.
     callers = Callers(anywhere=keyed or open_api, names=None if keyed or "*" in cors_origins else names)
-    cors, in_flight, counted = Cors(cors_origins, names, keyed=keyed), InFlight(), Metrics(backend)
+    cors, in_flight, counted = Cors(cors_origins, names, keyed=keyed), InFlight(), Metrics(gateway.monitor)
     bodies = Bodies(body_limit, body_s)
     app = web.Application(
         client_max_size=body_limit,
@@ -82,8 +82,8 @@ def create_app(
     app.on_response_prepare.append(cors.on_prepare)
     app.on_response_prepare.append(add_request_id)
     app.on_response_prepare.append(_keep_type)
-    env = Env(backend, CountedInference(backend, counted), timing or StreamTiming(), bodies)
-    responses = Responses(env, Background(env.inference, in_flight))
+    env = Env(gateway, counted, timing or StreamTiming(), bodies)
+    responses = Responses(env, Background(env, in_flight))
     app.on_cleanup.append(responses.end)
     _add_openai_routes(app.router, env, responses)
     _add_anthropic_routes(app.router, env)
@@ -147,7 +147,7 @@ def _add_own_routes(router: web.UrlDispatcher, env: Env, counted: Metrics) -> No
     _add(router.add_get, "/version", admin.version)
     _add(router.add_get, "/metrics", partial(metrics.show, counted))
     _add(router.add_get, "/cluster/status", partial(admin.cluster_status, env))
-    _add(router.add_get, "/cluster/logs", partial(logs.show, env.backend, Followers(FOLLOWERS, FOLLOWERS_OF_ONE)))
+    _add(router.add_get, "/cluster/logs", partial(logs.show, env.gateway.logs, Followers(FOLLOWERS, FOLLOWERS_OF_ONE)))
     _add(router.add_get, "/cluster/models", partial(admin.cluster_models, env))
     _add(router.add_post, "/cluster/models/{model:.+}/load", partial(admin.load, env))
     _add(router.add_post, "/cluster/models/{model:.+}/unload", partial(admin.unload, env))

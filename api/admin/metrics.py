@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
@@ -12,9 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from api.chat.backend import Backend, Inference
-from node.core.evaluation import EvaluateRequest, Evaluation
-from node.core.generation import GenerateRequest, TokenEvent
+from node.gateway.monitor import Monitor
 
 ANYTHING_ELSE = hdrs.METH_ANY
 """Method of the catch-all routes, which answer 404 or 405."""
@@ -22,9 +19,9 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 
 
 class Metrics:
-    """Counters of the HTTP side, and gauges that are read from the backend at each scrape."""
+    """Counters of the HTTP side, and gauges that are read from the node at each scrape."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, monitor: Monitor) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "pippin_http_requests", "Requests answered", ["route", "method", "status"], registry=registry
@@ -44,7 +41,14 @@ class Metrics:
             registry=registry,
         )
         self.tokens = Counter("pippin_tokens", "Tokens of prompts and answers", ["model", "kind"], registry=registry)
-        registry.register(_BackendGauges(backend))
+        registry.register(_NodeGauges(monitor))
+
+    def count_first_token(self, model: str, seconds: float) -> None:
+        self.first_token.labels(model).observe(seconds)
+
+    def count_tokens(self, model: str, **counts: int) -> None:
+        for kind, count in counts.items():
+            self.tokens.labels(model, kind).inc(count)
 
     @property
     def middleware(self) -> Middleware:
@@ -66,45 +70,17 @@ class Metrics:
         return count
 
 
-class CountedInference:
-    """Counts the tokens of an `Inference`, and times each first token."""
+class _NodeGauges(Collector):
+    """Gauges, read from the node at each scrape."""
 
-    def __init__(self, inference: Inference, metrics: Metrics) -> None:
-        self._inference = inference
-        self._metrics = metrics
-
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        begun, made, cached = time.perf_counter(), 0, 0
-        try:
-            async with aclosing(self._inference.generate(request)) as events:
-                async for event in events:
-                    if not made:
-                        self._metrics.first_token.labels(request.model).observe(time.perf_counter() - begun)
-                        cached = event.cached_tokens
-                    made += 1
-                    yield event
-        finally:
-            if made:
-                for kind, count in (("prompt", len(request.prompt)), ("cached", cached), ("answer", made)):
-                    self._metrics.tokens.labels(request.model, kind).inc(count)
-
-    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
-        evaluation = await self._inference.evaluate(request)
-        self._metrics.tokens.labels(request.model, "prompt").inc(len(request.prompt))
-        return evaluation
-
-
-class _BackendGauges(Collector):
-    """Gauges, read from the backend at each scrape."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
 
     def describe(self) -> list[Metric]:
-        return []  # the backend knows nothing yet when this is registered
+        return []  # the node knows nothing yet when this is registered
 
     def collect(self) -> Iterator[Metric]:
-        node, status = self._backend.metrics(), self._backend.status()
+        node, status = self._monitor.metrics(), self._monitor.status()
         yield GaugeMetricFamily("pippin_kv_bytes", "KV caches of this node", node.kv_bytes)
         yield GaugeMetricFamily("pippin_memory_used_bytes", "Weights and KV on this node", node.memory_bytes)
         yield GaugeMetricFamily("pippin_loop_lag_seconds", "Recent maximum of the event loop's lag", node.lag_s)

@@ -12,7 +12,9 @@ from api.http.callers import CLIENT
 from api.http.in_flight import IN_FLIGHT
 from api.http.stream import EventStream
 from node import PROTOCOL, __version__
+from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
 from node.core.errors import ShuttingDown
+from node.core.models import Wish
 
 
 class LoadRequest(BaseModel):
@@ -29,7 +31,7 @@ async def health(env: Env, request: web.Request) -> web.Response:
 
     One where some work waits for long ("full") serves the models that are loaded.
     """
-    answer = env.backend.health()
+    answer = env.gateway.monitor.health()
     if request.app[IN_FLIGHT].stopping:
         answer["status"] = "stopping"
     return web.json_response(answer, status=503 if answer["status"] in ("stopping", "stuck") else 200)
@@ -40,23 +42,22 @@ async def version(_request: web.Request) -> web.Response:
 
 
 async def cluster_status(env: Env, _request: web.Request) -> web.Response:
-    return web.json_response(env.backend.status())
+    return web.json_response(env.gateway.monitor.status())
 
 
 async def cluster_models(env: Env, _request: web.Request) -> web.Response:
-    return web.json_response(env.backend.model_list())
+    return web.json_response(env.gateway.models.overview())
 
 
 async def load(env: Env, request: web.Request) -> web.Response:
     """Load a model for good. The body may be empty."""
     body = await env.bodies.read(request, partial(parse, LoadRequest)) if request.can_read_body else LoadRequest()
-    return web.json_response(
-        await env.backend.load(request.match_info["model"], stages=body.stages, context=body.context)
-    )
+    wish = Wish(named=True, stages=body.stages, context=body.context)
+    return await _run(env, LoadModel(request.match_info["model"], wish))
 
 
 async def unload(env: Env, request: web.Request) -> web.Response:
-    return web.json_response(await env.backend.unload(request.match_info["model"]))
+    return await _run(env, UnloadModel(request.match_info["model"]))
 
 
 async def pull(env: Env, request: web.Request) -> web.StreamResponse:
@@ -64,19 +65,28 @@ async def pull(env: Env, request: web.Request) -> web.StreamResponse:
     events = request[STREAM] = EventStream(request, env.timing)
     async with (
         events.kept_alive(),
-        aclosing(env.backend.pull(request.match_info["model"], request[CLIENT])) as progress,
+        aclosing(env.gateway.disk.pull(request.match_info["model"], request[CLIENT])) as progress,
     ):
         async for each in progress:
             if request.app[IN_FLIGHT].stopping:
                 raise ShuttingDown("This node is stopping.", hint="Fetch the model again later: what has come is kept.")
-            await events.send(each)
+            await events.send(each._asdict())
         await events.done()
     return events.response
 
 
 async def remove(env: Env, request: web.Request) -> web.Response:
-    return web.json_response(await env.backend.remove(request.match_info["model"]))
+    model, freed = await env.gateway.disk.remove(request.match_info["model"])
+    return web.json_response({"model": model, "bytes": freed})
 
 
 async def set_draining(env: Env, request: web.Request, *, draining: bool) -> web.Response:
-    return web.json_response(await env.backend.set_draining(request.match_info["node"], draining=draining))
+    return await _run(env, DrainNode(request.match_info["node"], draining))
+
+
+async def _run(env: Env, command: Command) -> web.Response:
+    match await env.gateway.commands.run(command):
+        case DrainNode(node, draining):
+            return web.json_response({"node": node, "draining": draining})
+        case LoadModel(model) | UnloadModel(model):
+            return web.json_response({"model": model})

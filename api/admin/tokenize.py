@@ -70,7 +70,7 @@ async def tokenize(env: Env, request: web.Request) -> web.Response:
     if isinstance(body, ChatTokenizeRequest):
         model, tokens = await encode_chat(env, request, body, most=MAX_COUNTED)
     else:
-        model = await env.backend.open(body.model, request[CLIENT])
+        model = await env.gateway.open_models.open(body.model, request[CLIENT])
         most = max(model.context, MAX_COUNTED)
         tokens = await model.encoder.encode(body.prompt, context=most, param="prompt", bos=body.add_special_tokens)
     data = await model.encoder.work(_counted, model, tokens, body.return_token_strs)
@@ -79,7 +79,7 @@ async def tokenize(env: Env, request: web.Request) -> web.Response:
 
 async def detokenize(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, partial(parse, DetokenizeRequest))
-    model = await env.backend.open(body.model, request[CLIENT])
+    model = await env.gateway.open_models.open(body.model, request[CLIENT])
     data = await model.encoder.work(_spelled, model, body.tokens)
     return web.Response(body=data, content_type=JSON)
 

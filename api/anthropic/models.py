@@ -17,7 +17,7 @@ MAX_PAGE = 1000
 
 
 async def index(env: Env, request: web.Request) -> web.Response:
-    return web.json_response(_page(env.backend.models(), request.query))
+    return web.json_response(_page(env.gateway.models.entries(), request.query))
 
 
 async def show(env: Env, request: web.Request) -> web.Response:

@@ -37,7 +37,9 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body, chat = await env.bodies.read(request, partial(_parse, MessagesRequest))
     chat.stop = [*chat.stop, *body.stop_sequences]  # after its validation: Anthropic allows more of them than OpenAI
     if body.stream:
-        request[STREAM] = EventStream(request, env.timing, partial(env.backend.loading, body.model), Events())
+        request[STREAM] = EventStream(
+            request, env.timing, partial(env.gateway.open_models.loading, body.model), Events()
+        )
     with renamed_params(PARAMS):
         job, choices = await prepare(env, request, chat, f"msg_{uuid.uuid4().hex}")
     output = Output(body, job.id, job.model.id, choices[0])
@@ -48,7 +50,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
         for _event in output.grow(delta):
             pass
 
-    await run_all(env.inference, [output.choice], take)
+    await run_all(env, [output.choice], take)
     return web.json_response(output.message())
 
 
@@ -68,7 +70,7 @@ async def _stream(env: Env, request: web.Request, output: Output) -> web.StreamR
             await events.send(event)
 
     async with events.kept_alive():
-        await run_all(env.inference, [output.choice], take)
+        await run_all(env, [output.choice], take)
     return events.response
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from api.chat.answer import Delta, TokenText
-from api.chat.backend import Inference
+from api.chat.env import Env
 from node.core.evaluation import EvaluateRequest, Score
 from node.core.generation import TokenEvent
 from node.text.tokenizer import Tokenizer
@@ -20,11 +20,11 @@ class Echo:
         self._asking = asyncio.Lock()
         self._tokens: tuple[TokenText, ...] = ()
 
-    async def read(self, inference: Inference) -> Delta:
+    async def read(self, env: Env) -> Delta:
         """The delta that precedes each choice. The first caller has the prompt scored."""
         async with self._asking:
             if self._wanted and not self._tokens:
-                evaluation = await inference.evaluate(self._wanted)
+                evaluation = await env.evaluate(self._wanted)
                 self._tokens = self._scored(self._wanted.prompt, [None, *evaluation.scores])
         return Delta(self.text, self._tokens)
 

@@ -18,7 +18,7 @@ async def embed(env: Env, model: OpenModel, texts: Sequence[Sequence[int]], clie
         EvaluateRequest(f"{name}-{index}", model.id, tuple(tokens), client=client, revision=model.revision)
         for index, tokens in enumerate(texts)
     ]
-    found = await run_concurrently([partial(env.inference.evaluate, each) for each in asked])
+    found = await run_concurrently([partial(env.evaluate, each) for each in asked])
     return [evaluation.embedding for evaluation in found]
 
 

@@ -1,6 +1,7 @@
 """The choices of a response: their requests to the model, and running them concurrently."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -9,8 +10,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from api.chat.answer import Answer, Delta
-from api.chat.backend import Inference
 from api.chat.echo import Echo
+from api.chat.env import Env
 from api.chat.reader import Reader
 from api.chat.schema import SEEDS, GenerationRequest
 from node.core.errors import BadRequest, ContextExceeded, PippinError
@@ -113,7 +114,7 @@ class Job:
         return room if self.max_tokens is None else min(self.max_tokens, room)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     index: int
     request: GenerateRequest
@@ -121,22 +122,32 @@ class Choice:
     echo: Echo | None = None
     is_predicted: bool = False
     """The client has sent a prediction."""
+    first_at: float = 0.0
+    """Time of the first token, by `time.monotonic`."""
 
-    async def run(self, inference: Inference, emit: Emit) -> None:
-        before = await self.echo.read(inference) if self.echo else Delta()
+    async def run(self, env: Env, emit: Emit) -> None:
+        before = await self.echo.read(env) if self.echo else Delta()
         if self.request.max_tokens == 0:
             await emit(self.index, replace(before, finish="length"))
             return
-        async with aclosing(inference.generate(self.request)) as events:
-            async for event in events:
-                delta = self.answer.take(event)
-                if delta != Delta():
-                    await emit(
-                        self.index, replace(delta, text=before.text + delta.text, tokens=before.tokens + delta.tokens)
-                    )
-                    before = Delta()
-                if delta.finish:
-                    return
+        model, answer, begun = self.request.model, self.answer, time.monotonic()
+        try:
+            async with aclosing(env.gateway.router.generate(self.request)) as events:
+                async for event in events:
+                    if not answer.completion_tokens:
+                        self.first_at = time.monotonic()
+                        env.meter.count_first_token(model, self.first_at - begun)
+                    delta = answer.take(event)
+                    if delta != Delta():
+                        text, tokens = before.text + delta.text, before.tokens + delta.tokens
+                        await emit(self.index, replace(delta, text=text, tokens=tokens))
+                        before = Delta()
+                    if delta.finish:
+                        return
+        finally:
+            if made := answer.completion_tokens:
+                counts = {"prompt": len(self.request.prompt), "cached": answer.cached_tokens, "answer": made}
+                env.meter.count_tokens(model, **counts)
         raise PippinError("The generation ended before its last token.")
 
 
@@ -144,8 +155,8 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-async def run_all(inference: Inference, choices: Sequence[Choice], emit: Emit) -> None:
-    await run_concurrently([partial(choice.run, inference, emit) for choice in choices])
+async def run_all(env: Env, choices: Sequence[Choice], emit: Emit) -> None:
+    await run_concurrently([partial(choice.run, env, emit) for choice in choices])
 
 
 async def run_concurrently(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

@@ -41,7 +41,7 @@ async def encode_chat(env: Env, request: web.Request, body: ChatRequest, *, most
 
 async def _constraint(env: Env, body: ChatRequest, client: str) -> AnswerConstraint:
     use = body.tool_use
-    return AnswerConstraint(use, await make_grammar(env.backend.grammars, use, body.json_format, client))
+    return AnswerConstraint(use, await make_grammar(env.gateway.grammars, use, body.json_format, client))
 
 
 async def _encode(model: OpenModel, body: ChatRequest, constraint: AnswerConstraint, *, context: int) -> list[int]:

@@ -17,6 +17,7 @@ from api.ollama.lines import Lines
 from api.ollama.models import digest, named
 from api.ollama.schema import ModelRequest
 from node.core.errors import ShuttingDown
+from node.gateway.disk import Pulled
 
 Json = dict[str, Any]
 
@@ -45,14 +46,14 @@ async def pull(env: Env, request: web.Request) -> web.StreamResponse:
             async for each in progress:
                 if not events.response.prepared:
                     await events.send(BEGIN)
-                await events.send(about | {"total": each["bytes"], "completed": each["done"]})
+                await events.send(about | {"total": each.bytes, "completed": each.done})
             await events.send(END)
         return events.response
 
 
-async def _progress(env: Env, request: web.Request, model: str) -> AsyncGenerator[Json, None]:
-    """Raises ShuttingDown as soon as the node is stopping, and what `Backend.pull` raises."""
-    async with aclosing(env.backend.pull(model, request[CLIENT])) as progress:
+async def _progress(env: Env, request: web.Request, model: str) -> AsyncGenerator[Pulled, None]:
+    """Raises ShuttingDown as soon as the node is stopping, and what Disk.pull raises."""
+    async with aclosing(env.gateway.disk.pull(model, request[CLIENT])) as progress:
         async for each in progress:
             if request.app[IN_FLIGHT].stopping:
                 raise ShuttingDown("This node is stopping.", hint="Fetch the model again later: what has come is kept.")
@@ -60,7 +61,7 @@ async def _progress(env: Env, request: web.Request, model: str) -> AsyncGenerato
 
 
 async def delete(env: Env, request: web.Request) -> web.Response:
-    await env.backend.remove(named(await env.bodies.read(request, partial(parse, ModelRequest))))
+    await env.gateway.disk.remove(named(await env.bodies.read(request, partial(parse, ModelRequest))))
     return web.Response()
 
 

@@ -22,7 +22,7 @@ async def create(env: Env, request: web.Request) -> web.Response:
         raise Unsupported(
             "'dimensions' is not supported: an embedding is as wide as the model's hidden states.", param="dimensions"
         )
-    model = await env.backend.open(body.model, request[CLIENT])
+    model = await env.gateway.open_models.open(body.model, request[CLIENT])
     durations.opened()
     texts = [await _tokens(model, text, truncate=body.truncate) for text in body.input]
     embeddings = await embed(env, model, texts, request[CLIENT])
@@ -32,7 +32,7 @@ async def create(env: Env, request: web.Request) -> web.Response:
 
 async def create_older(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, partial(parse, EmbeddingsBody))
-    model = await env.backend.open(body.model, request[CLIENT])
+    model = await env.gateway.open_models.open(body.model, request[CLIENT])
     texts = [await _tokens(model, body.prompt, truncate=True)] if body.prompt else []
     embeddings = await embed(env, model, texts, request[CLIENT])
     return web.json_response({"embedding": list(embeddings[0]) if embeddings else []})

@@ -20,11 +20,13 @@ from api.http.callers import CLIENT
 from api.http.errors import Unsupported
 from api.http.stream import EventStream
 from api.ollama.answer import Calls, Part, Writer, reason
-from api.ollama.durations import Durations, TimedInference
+from api.ollama.durations import Durations
 from api.ollama.lines import Lines
 from api.ollama.messages import for_chat
 from api.ollama.schema import SHARED, ChatBody, GenerateBody, Generation
+from node.core.commands import LoadModel, UnloadModel
 from node.core.errors import ModelNotFound
+from node.core.models import Wish
 
 Json = dict[str, Any]
 
@@ -81,7 +83,7 @@ class Generations:
         self, request: web.Request, body: GenerateBody, asked: CompletionRequest
     ) -> tuple[Job, list[Choice]]:
         form = ResponseFormat.model_validate(body.response_format).json_format
-        grammar = await make_grammar(self.env.backend.grammars, ToolUse(), form, request[CLIENT])
+        grammar = await make_grammar(self.env.gateway.grammars, ToolUse(), form, request[CLIENT])
         model = await open_model(self.env, request, asked)
         prompt = await encode_text(model, body.prompt, param="prompt")
         job = Job(
@@ -100,7 +102,7 @@ class Generations:
         self, request: web.Request, durations: Durations, writer: Writer, job: Job, choices: list[Choice]
     ) -> web.StreamResponse:
         durations.opened()
-        inference, calls = TimedInference(self.env.inference, durations), Calls()
+        calls = Calls()
         events: EventStream | None = request.get(STREAM)
         write = partial(writer.line, tokenizer=job.model.tokenizer, top_logprobs=job.sampling.logprobs)
         whole, finish = Part(), None
@@ -115,32 +117,32 @@ class Generations:
 
         def last() -> Json:
             (choice,) = choices
-            counts = durations.of_answer(len(choice.request.prompt), choice.answer.completion_tokens)
+            counts = durations.of_answer(len(choice.request.prompt), choice.answer.completion_tokens, choice.first_at)
             return writer.last(reason(finish), counts)
 
         if events is None:
-            await run_all(inference, choices, take)
+            await run_all(self.env, choices, take)
             return web.json_response(write(whole) | _without_text(last()))
         async with events.kept_alive():
-            await run_all(inference, choices, take)
+            await run_all(self.env, choices, take)
             await events.send(last())
         return events.response
 
     async def _keep(self, request: web.Request, body: Generation, writer: Writer) -> web.StreamResponse:
         """Load or unload a model, for a request without a prompt."""
-        backend, model, keep_s = self.env.backend, body.model, body.keep_alive
+        gateway, model, keep_s = self.env.gateway, body.model, body.keep_alive
         if keep_s == 0:
             self.check_change(request)
             try:
-                await backend.unload(model)
+                await gateway.commands.run(UnloadModel(model))
             except ModelNotFound:  # it is not loaded, which is no error if there is such a model
-                if backend.known(model) is None:
+                if gateway.models.known(model) is None:
                     raise
             return web.json_response(writer.last("unload", {}))
         self._begin(request, body, writer)
         if keep_s is not None and keep_s < 0:
             self.check_change(request)
-            await backend.load(model)
+            await gateway.commands.run(LoadModel(model, Wish(named=True)))
         await open_model(self.env, request, GenerationRequest(model=model, stream=body.stream))
         events: EventStream | None = request.get(STREAM)
         if events is None or not events.response.prepared:

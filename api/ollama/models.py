@@ -40,14 +40,14 @@ async def version(_request: web.Request) -> web.Response:
 
 
 async def tags(env: Env, _request: web.Request) -> web.Response:
-    models = [_entry(model) | {"modified_at": timestamp(model.created)} for model in env.backend.models()]
+    models = [_entry(model) | {"modified_at": timestamp(model.created)} for model in env.gateway.models.entries()]
     return web.json_response({"models": models})
 
 
 async def ps(env: Env, _request: web.Request) -> web.Response:
     """The models that are ready."""
-    entries = {model.id: model for model in env.backend.models()}
-    ready = [each for each in env.backend.status().get("models", []) if each["state"] == "ready"]
+    entries = {model.id: model for model in env.gateway.models.entries()}
+    ready = [each for each in env.gateway.monitor.status().get("models", []) if each["state"] == "ready"]
     models = [
         _entry(entry) | {"size_vram": entry.bytes, "expires_at": NEVER, "context_length": each["context"]}
         for each in ready
@@ -57,7 +57,7 @@ async def ps(env: Env, _request: web.Request) -> web.Response:
 
 
 async def show(env: Env, request: web.Request) -> web.Response:
-    model = await env.backend.describe(named(await env.bodies.read(request, partial(parse, ModelRequest))))
+    model = await env.gateway.models.describe(named(await env.bodies.read(request, partial(parse, ModelRequest))))
     sampling = {NAMES.get(name, name): value for name, value in model.sampling.items()}
     parameters = {"num_ctx": model.context, **DEFAULTS, **sampling}
     return web.json_response(

@@ -45,7 +45,7 @@ class EmbeddingRequest(BaseModel):
 
 async def create(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, partial(parse, EmbeddingRequest))
-    model = await env.backend.open(body.model, request[CLIENT])
+    model = await env.gateway.open_models.open(body.model, request[CLIENT])
     texts = [await tokens_to_embed(model, text) for text in body.input]
     written = _base64 if body.encoding_format == "base64" else list
     data = [

@@ -9,7 +9,7 @@ from node.core.models import ModelEntry
 
 
 async def index(env: Env, _request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [_entry(model) for model in env.backend.models()]})
+    return web.json_response({"object": "list", "data": [_entry(model) for model in env.gateway.models.entries()]})
 
 
 async def show(env: Env, request: web.Request) -> web.Response:

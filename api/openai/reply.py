@@ -66,7 +66,7 @@ class Reply:
         async def collect(index: int, delta: Delta) -> None:
             collected[index].add(delta)
 
-        await run_all(env.inference, self.choices, collect)
+        await run_all(env, self.choices, collect)
         kept = best(self.choices, self.job.body)
         choices = [self.shape.whole(index, collected[choice.index]) for index, choice in enumerate(kept)]
         return web.json_response(self._object(self.shape.object, choices) | {"usage": self._usage()})
@@ -81,7 +81,7 @@ class Reply:
                 await events.send(self._object(self.shape.chunk_object, [choice]) | no_usage)
 
         async with events.kept_alive():
-            await run_all(env.inference, self.choices, emit)
+            await run_all(env, self.choices, emit)
             if self.job.body.include_usage:
                 await events.send(self._object(self.shape.chunk_object, []) | {"usage": self._usage()})
             await events.done()

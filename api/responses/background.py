@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from api.chat.backend import Inference
+from api.chat.env import Env
 from api.http.in_flight import InFlight
 from api.http.limits import MAX_BACKGROUND, MAX_BACKGROUND_BYTES, MAX_BACKGROUND_S
 from api.responses.turn import Turn
@@ -19,7 +19,7 @@ class Background:
 
     def __init__(
         self,
-        inference: Inference,
+        env: Env,
         in_flight: InFlight,
         *,
         most: int = MAX_BACKGROUND,
@@ -27,7 +27,7 @@ class Background:
         most_s: float = MAX_BACKGROUND_S,
     ) -> None:
         """`most`: responses at once. `most_bytes`: total bytes of their requests. `most_s`: seconds for each."""
-        self._inference = inference
+        self._env = env
         self._in_flight = in_flight
         self._most = most
         self._most_bytes = most_bytes
@@ -91,7 +91,7 @@ class Background:
         try:
             async with asyncio.timeout(self._most_s) as limit:
                 await opening
-                await turn.run(self._inference)
+                await turn.run(self._env)
         except Exception as error:
             if limit.expired():
                 turn.fail(PippinError(f"The response took longer than {self._most_s:,.0f} s."))

@@ -65,7 +65,7 @@ class Responses:
         await self._open(request, chat, turn)
         if body.stream:
             return await self._stream(request, turn)
-        await turn.run(self.env.inference)
+        await turn.run(self.env)
         return web.json_response(turn.output.response())
 
     async def show(self, request: web.Request) -> web.Response:
@@ -175,7 +175,7 @@ class Responses:
 
         async with events.kept_alive():
             try:
-                await run_all(self.env.inference, turn.choices, take)
+                await run_all(self.env, turn.choices, take)
             except PippinError as error:
                 if not events.response.prepared:
                     raise

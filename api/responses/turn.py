@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.chat.answer import Delta
-from api.chat.backend import Inference
+from api.chat.env import Env
 from api.chat.generation import Choice, Job, run_all, usage
 from api.chat.logprobs import chat_logprobs
 from api.http.errors import shorten
@@ -33,13 +33,13 @@ class Turn:
         self.job, self.choices = job, choices
         self.output.open(job.model.id, job.sampling)
 
-    async def run(self, inference: Inference) -> None:
+    async def run(self, env: Env) -> None:
         """Generate the response without reporting events."""
 
         async def take(_: int, delta: Delta) -> None:
             self.grow(delta)
 
-        await run_all(inference, self.choices, take)
+        await run_all(env, self.choices, take)
 
     def stored(self) -> StoredResponse:
         """The turn in its current state, to be stored."""

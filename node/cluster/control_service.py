@@ -5,14 +5,14 @@ from contextlib import aclosing, nullcontext
 
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
-from node.cluster.draining import Draining
+from node.cluster.commands import Commands
 from node.cluster.head import Head
-from node.cluster.loading import Loading
 from node.cluster.model_specs import ModelSpecs
+from node.core.commands import Command
 from node.core.errors import NotAdmitted
 from node.core.followers import Followers
 from node.core.logs import RecentLines
-from node.core.models import ModelSpec, ModelVersion, Wish
+from node.core.models import ModelSpec, ModelVersion
 from node.core.nodes import Caller
 from node.core.reports import Heartbeat
 
@@ -27,16 +27,14 @@ class ControlService:
         head: Head,
         allowlist: Allowlist,
         specs: ModelSpecs,
-        draining: Draining,
-        loading: Loading,
+        commands: Commands,
         recent: RecentLines,
     ) -> None:
         self._agent = agent
         self._head = head
         self._allowlist = allowlist
         self._specs = specs
-        self._draining = draining
-        self._loading = loading
+        self._commands = commands
         self._recent = recent
         self._followers = Followers(FOLLOWERS, FOLLOWERS_OF_ONE)
 
@@ -50,23 +48,16 @@ class ControlService:
         self._allowlist.check(model)
         await self._head.want(model)
 
-    async def load(self, model: str, wish: Wish) -> None:
-        self._allowlist.check(model)
-        await self._head.load(model, wish)
-
-    async def unload(self, model: str) -> None:
-        await self._loading.decide_unload(model)
+    async def command(self, command: Command) -> None:
+        await self._commands.decide(command)
 
     async def release(self, model: str, caller: Caller) -> None:
         self._check_head(caller)
-        await self._loading.apply_release(model)
-
-    async def request_draining(self, node: str, *, draining: bool) -> None:
-        await self._draining.decide(node, draining=draining)
+        await self._commands.release(model)
 
     def set_draining(self, node: str, caller: Caller, *, draining: bool) -> None:
         self._check_head(caller)
-        self._draining.apply(node, draining=draining)
+        self._commands.set_draining(node, draining=draining)
 
     def _check_head(self, caller: Caller) -> None:
         if caller.node not in ("", self._agent.head):

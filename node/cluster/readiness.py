@@ -1,11 +1,11 @@
-"""Whether a ring can be used, by its nodes' reports of their loads. Pure."""
+"""Whether a ring can be used, by its nodes' reports of their loads, and whether it can do without a node. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 
 from node.core.reports import StageReport, StageState
 from node.core.rings import Ring, StageSpec
-from node.core.views import PRESENT, ClusterView, PeerView
+from node.core.views import PRESENT, ClusterView, NodeState, PeerView
 
 UNHEARD_S = 5.0
 """A node that was not heard for this long, but that the head still keeps in a ring, is only unreachable from this node:
@@ -82,3 +82,11 @@ def _seems_ready(ring: Ring, peers: Mapping[str, PeerView]) -> bool:
 
 def _unheard(peer: PeerView | None) -> bool:
     return peer is not None and peer.state not in PRESENT and peer.last_seen_s >= UNHEARD_S
+
+
+def is_needed(view: ClusterView) -> bool:
+    """Whether the end of this node would interrupt requests that nodes which stay could take over."""
+    stay = [p.report for p in view.peers if p.state is NodeState.ALIVE and not p.report.draining]
+    busy = {load.ring for peer in view.peers for load in peer.report.traffic if load.running or load.queued}
+    rings = [ring for ring in view.placement.rings if view.self_id in ring.nodes]
+    return any(ring.id in busy for ring in rings) and any(report.info.id != view.self_id for report in stay)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from api.app import create_app
-from node.cluster.draining import is_needed
+from node.cluster.readiness import is_needed
 from node.core.addresses import join_host_port
 from node.core.health import gpu_failed
 from node.core.logs import RecentLines
@@ -90,7 +90,7 @@ class Daemon:
                 exit_within(EXIT_S, self._exit_code)
                 await self._network.rpc.stop()
                 self._compute.stop()
-                await self._serving.gateway.close()
+                await self._serving.gateway.open_models.close()
                 await self._models.end()
         log.info("stopped")
         return self._exit_code
@@ -101,7 +101,9 @@ class Daemon:
         await self._network.rpc.start(self._serving.control, self._serving.rings, self._models.files)
         discovery = self._network.discovery if self._options.mdns else None
         async with asyncio.TaskGroup() as group:
-            keeping = (self._serving.loading.run(self._options.keep_alive),) if self._options.keep_alive else ()
+            keeping = (
+                (self._serving.commands.unload_idle(self._options.keep_alive),) if self._options.keep_alive else ()
+            )
             parts = (
                 *keeping,
                 self._agent.run(),

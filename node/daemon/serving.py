@@ -4,10 +4,9 @@ import time
 from ipaddress import ip_address
 
 from node.cluster.allowlist import Allowlist
+from node.cluster.commands import Commands
 from node.cluster.control_service import ControlService
-from node.cluster.draining import Draining
 from node.cluster.head import Head
-from node.cluster.loading import Loading
 from node.core.logs import RecentLines
 from node.core.pool import Pools
 from node.daemon.models import Models
@@ -15,6 +14,12 @@ from node.daemon.network import Network
 from node.engine.compute import Compute
 from node.gateway.disk import Disk
 from node.gateway.gateway import Gateway
+from node.gateway.logs import Logs
+from node.gateway.model_index import ModelIndex
+from node.gateway.model_names import ModelNames
+from node.gateway.monitor import Monitor
+from node.gateway.open_models import OpenModels
+from node.gateway.router import Router
 from node.options import Options
 from node.ring.lifecycle import Rings
 from node.text.sandbox import SandboxServer
@@ -56,31 +61,25 @@ class Serving:
             max_sessions=options.max_sessions,
             max_rings=options.max_rings,
         )
-        self.loading = Loading(agent, self.head, book, client, self._release)
-        draining = Draining(agent, self.head, book, client)
-        allowlist = Allowlist(agent, options.allow_models)
-        disk = Disk(models.catalogue, models.specs, models.files, pools, self.rings.models, agent.touch)
-        self.control = ControlService(agent, self.head, allowlist, models.specs, draining, self.loading, recent)
+        catalogue, small_files, grammars = models.catalogue, models.files.of_tokenizer, models.grammars
+        names, allowlist = ModelNames(agent, catalogue, pools.files), Allowlist(agent, options.allow_models)
+        self.commands = Commands(agent, self.head, book, client, allowlist, names.id_of, self._release)
+        self.control = ControlService(agent, self.head, allowlist, models.specs, self.commands, recent)
+        router = Router(agent, book, self.rings, client, self.head.want)
         is_loopback = bool(options.host) and ip_address(options.host).is_loopback
         self.gateway = Gateway(
-            agent,
-            book,
-            self.rings,
-            client,
-            models.catalogue,
-            models.files.of_tokenizer,
-            self.head.want,
-            allowlist,
-            draining,
-            self.loading,
-            disk,
-            pools,
-            models.grammars,
-            sandboxes,
-            recent,
-            started_at=int(time.time()),
-            open_cluster=not network.has_secret and not is_loopback,
-            other_secret=network.other_secret,
+            ModelIndex(agent, book, catalogue, names, allowlist, small_files, pools.files, int(time.time())),
+            OpenModels(agent, book, names, allowlist, router, small_files, sandboxes, pools),
+            router,
+            grammars,
+            self.commands,
+            Disk(names, allowlist, catalogue, models.specs, models.files, pools, self.rings.models, agent.touch),
+            Monitor(
+                *(agent, self.rings, router, pools, grammars, sandboxes),
+                open_cluster=not network.has_secret and not is_loopback,
+                other_secret=network.other_secret,
+            ),
+            Logs(agent, book, client, recent),
         )
 
     def _release(self, model: str) -> None:

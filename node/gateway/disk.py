@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
+from typing import NamedTuple
 
+from node.cluster.allowlist import Allowlist
 from node.cluster.model_specs import ModelSpecs
 from node.core.clock import now
 from node.core.errors import ModelBusy
@@ -11,6 +13,7 @@ from node.core.fair_turns import FairTurns
 from node.core.models import Shard
 from node.core.pool import PULLS, Pools
 from node.core.reports import Download
+from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
 from node.model.files import Files
 from node.model.stage_fetch import Progress
@@ -23,9 +26,21 @@ _MAX_WAITING = 64
 """Maximum fetches of one client that wait."""
 
 
+class Pulled(NamedTuple):
+    """How much of a model is here."""
+
+    model: str
+    done: int
+    """Bytes of weights that are here."""
+    bytes: int
+    """Those of the whole model."""
+
+
 class Disk:
     def __init__(
         self,
+        names: ModelNames,
+        allowlist: Allowlist,
         catalogue: Catalogue,
         specs: ModelSpecs,
         files: Files,
@@ -34,6 +49,8 @@ class Disk:
         changed: Callable[[], None],
     ) -> None:
         """`in_use`: ids of the models of which this node holds or loads layers. `changed`: tells the other nodes."""
+        self._names = names
+        self._allowlist = allowlist
         self._catalogue = catalogue
         self._specs = specs
         self._files = files
@@ -44,14 +61,15 @@ class Disk:
         self._pulled: list[str] = []
         """Models that are being fetched, once for each user who waits for it."""
 
-    async def pull(self, model: str, client: str) -> AsyncGenerator[tuple[int, int], None]:
+    async def pull(self, name: str, client: str) -> AsyncGenerator[Pulled, None]:
         """Fetch all files of a model that are not here, from a node that has them, else from the hub, in turns of a
         client.
 
-        Yields the bytes of weights that are here, and those of the whole model, until it is. Closing it ends the fetch;
-        the next one resumes. Raises ModelNotFound, ModelGated, ModelUnsupported, HubUnavailable, NoCapacity (disk full),
-        Overloaded.
+        Yields until it is here. Closing it ends the fetch; the next one resumes. Raises ModelNotFound, ModelNotAllowed,
+        ModelGated, ModelUnsupported, HubUnavailable, NoCapacity (disk full), Overloaded.
         """
+        model = await self._names.id_of(name)
+        self._allowlist.check(model)
         self._pulled.append(model)
         try:
             async with aclosing(self._fetch(model, client)) as progress:
@@ -60,7 +78,7 @@ class Disk:
         finally:
             self._pulled.remove(model)
 
-    async def _fetch(self, model: str, client: str) -> AsyncGenerator[tuple[int, int], None]:
+    async def _fetch(self, model: str, client: str) -> AsyncGenerator[Pulled, None]:
         async with self._turns.turn(client):
             spec = await self._specs.find(model)
         size, share = spec.weight_bytes, 0.0
@@ -73,13 +91,13 @@ class Disk:
         fetching = asyncio.create_task(self._fetch_in_turns(whole, note, client), name=f"pull {model}")
         try:
             while not (await asyncio.wait([fetching], timeout=TELL_S))[0]:
-                yield round(share * size), size
+                yield Pulled(model, round(share * size), size)
             await fetching
         finally:
             fetching.cancel()
             await asyncio.wait([fetching])
         await self._refresh()
-        yield size, size
+        yield Pulled(model, size, size)
 
     async def _fetch_in_turns(self, whole: Shard, progress: Progress, client: str) -> None:
         while True:
@@ -101,19 +119,20 @@ class Disk:
             await asyncio.wait([fetching])
         return True
 
-    async def remove(self, model: str) -> int:
-        """Delete the files of a model that were fetched from the hub or from nodes. Returns their number of bytes.
+    async def remove(self, name: str) -> tuple[str, int]:
+        """Delete the files of a model that were fetched from the hub or from nodes. Returns its id and their bytes.
 
         Raises ModelBusy while this node uses or fetches the model; ModelNotFound if none of its files are here, or if
         they are in a directory of the user's.
         """
+        model = await self._names.id_of(name)
         if model in self._pulled:
             raise ModelBusy(f"This node is fetching {model}.", hint="End the `cluster pull` first, or wait for it.")
         if model in self._in_use():
             raise ModelBusy(f"This node has layers of {model} in memory.", hint=f"Type `cluster unload {model}` first.")
         freed = await self._pools.files.run(self._catalogue.remove, model)
         await self._refresh()
-        return freed
+        return model, freed
 
     async def _refresh(self) -> None:
         await self._pools.files.run(self._catalogue.refresh)

@@ -1,10 +1,12 @@
-"""The models that requests may use, for lists, and what their small files tell of each."""
+"""The models that requests may use: lists of them, and what their small files tell of each."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
+from node.cluster.model_list import build_models
 from node.core.errors import ModelNotFound
 from node.core.limits import MAX_NAME_CHARS
 from node.core.models import HeldModel, ModelDescription, ModelEntry
@@ -16,7 +18,7 @@ from node.gateway.model_names import ModelNames
 from node.members.address_book import AddressBook
 from node.model.catalogue import Catalogue
 from node.model.config import read_config, read_sampling, read_template
-from node.model.short_names import untagged
+from node.model.short_names import SHORT_NAMES, untagged
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
 """The directory of a model's small files, which are fetched if they are not here."""
@@ -44,7 +46,7 @@ class ModelIndex:
         self._files = files
         self._started_at = started_at
 
-    def models(self) -> Sequence[ModelEntry]:
+    def entries(self) -> Sequence[ModelEntry]:
         """Models that some node of the cluster holds or serves, and that a request may use; then the aliases.
 
         An alias that is a model's id as well stands for its own model, as in requests.
@@ -71,12 +73,17 @@ class ModelIndex:
         ]
 
     def known(self, name: str) -> ModelEntry | None:
-        """The one of `models` that a name means; None if there is none. Raises ModelNotFound for what is no model's name."""
-        entries = {entry.id: entry for entry in self.models()}
+        """The one of `entries` that a name means; None if there is none. Raises ModelNotFound for what is no model's name."""
+        entries = {entry.id: entry for entry in self.entries()}
         return entries.get(untagged(name)) or entries.get(self._names.match(name) or "")
 
+    def overview(self) -> dict[str, Any]:
+        """The models that nodes hold or that the cluster wants, ready for JSON."""
+        aliases, allowed = self._names.aliases(), self._allowlist.filter
+        return build_models(self._agent.view(), SHORT_NAMES, aliases, allowed, self._catalogue.unusable())
+
     async def describe(self, name: str) -> ModelDescription:
-        """What is known of one of `models`. Raises ModelNotFound, ModelBroken, and the errors of a transfer."""
+        """What is known of one of `entries`. Raises ModelNotFound, ModelBroken, and the errors of a transfer."""
         entry, model = self.known(name), self._names.match(name)
         if entry is None or model is None:
             raise ModelNotFound(f"There is no model {name[:MAX_NAME_CHARS]!r} here.", param="model")

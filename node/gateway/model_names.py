@@ -3,19 +3,27 @@
 from collections.abc import Mapping, Sequence
 
 from node.cluster.agent import Agent
+from node.core.clock import now
 from node.core.errors import ModelNotFound
 from node.core.generation import RANGES, in_range
+from node.core.pool import Pool
 from node.core.reports import NodeReport
 from node.model.catalogue import Catalogue
 from node.model.short_names import untagged
+
+TELL_S = 1.0
+"""Maximum wait for the head to hear of a model that came just now. It takes some milliseconds."""
+LOOK_S = 0.02
 
 
 class ModelNames:
     """Knows the aliases of all nodes. If several nodes have the same one, that of the node that is asked counts first."""
 
-    def __init__(self, agent: Agent, catalogue: Catalogue) -> None:
+    def __init__(self, agent: Agent, catalogue: Catalogue, files: Pool) -> None:
+        """`files`: threads that read files."""
         self._agent = agent
         self._catalogue = catalogue
+        self._files = files
 
     def held(self) -> list[str]:
         """Ids of the models that some node of the cluster holds or serves."""
@@ -26,9 +34,19 @@ class ModelNames:
         """The model's id, without looking at the disk; None for a name that matches nothing. Raises ModelNotFound."""
         return self._catalogue.match(self._without_alias(name), self.held())
 
-    def find(self, name: str) -> str:
-        """The model's id. Looks at the disk. Raises ModelNotFound, ModelBroken."""
-        return self._catalogue.find(self._without_alias(name), self.held())
+    async def id_of(self, name: str) -> str:
+        """The model's id. May look at the disk. Raises ModelNotFound, ModelBroken.
+
+        A model that came to this node just now is about to be asked of the head, so wait until that has heard of it.
+        """
+        if model := self.match(name):
+            return model
+        model = await self._files.run(self._catalogue.find, self._without_alias(name), self.held())
+        agent, deadline = self._agent, now() + TELL_S
+        agent.touch()
+        while agent.head not in ("", agent.info.id) and agent.lacks_news(agent.head) and now() < deadline:
+            await agent.changed.wait(LOOK_S)
+        return model
 
     def aliases(self) -> Mapping[str, str]:
         """Ids of models by alias, without aliases of models that are not known."""

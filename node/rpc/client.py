@@ -9,11 +9,12 @@ from typing import Any, Self
 import grpc
 
 from node.core.addresses import split_host_port
+from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
 from node.core.errors import Incompatible, PeerTimeout, PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Listing
-from node.core.models import ModelSpec, ModelVersion, Wish
+from node.core.models import ModelSpec, ModelVersion
 from node.core.nodes import Address
 from node.core.reports import Heartbeat
 from node.rpc.boundary import calling
@@ -173,24 +174,23 @@ class RpcClient:
         with calling(peer.target):
             await self._control(peer).Want(control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S)
 
-    async def load(self, peer: Address, model: str, wish: Wish) -> None:
-        message = control_pb2.LoadRequest(model=model, wish=to_message(wish, control_pb2.Wish))
+    async def command(self, peer: Address, command: Command) -> None:
+        """Have the head carry out a user's command."""
+        control = self._control(peer)
         with calling(peer.target):
-            await self._control(peer).Load(message, timeout=DESCRIBE_TIMEOUT_S)
-
-    async def unload(self, peer: Address, model: str) -> None:
-        with calling(peer.target):
-            await self._control(peer).Unload(control_pb2.ModelRequest(model=model), timeout=DECIDE_TIMEOUT_S)
+            match command:
+                case LoadModel(model, wish):
+                    load = control_pb2.LoadRequest(model=model, wish=to_message(wish, control_pb2.Wish))
+                    await control.Load(load, timeout=DESCRIBE_TIMEOUT_S)
+                case UnloadModel(model):
+                    await control.Unload(control_pb2.ModelRequest(model=model), timeout=DECIDE_TIMEOUT_S)
+                case DrainNode(node, draining):
+                    drain = control_pb2.DrainRequest(node=node, draining=draining)
+                    await control.Drain(drain, timeout=DECIDE_TIMEOUT_S)
 
     async def release(self, peer: Address, model: str) -> None:
         with calling(peer.target):
             await self._control(peer).Release(control_pb2.ModelRequest(model=model), timeout=CALL_TIMEOUT_S)
-
-    async def request_draining(self, peer: Address, node: str, *, draining: bool) -> None:
-        with calling(peer.target):
-            await self._control(peer).Drain(
-                control_pb2.DrainRequest(node=node, draining=draining), timeout=DECIDE_TIMEOUT_S
-            )
 
     async def set_draining(self, peer: Address, node: str, *, draining: bool) -> None:
         with calling(peer.target):

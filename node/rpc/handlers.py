@@ -3,11 +3,12 @@
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
+from node.core.commands import Command
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Listing
-from node.core.models import ModelSpec, ModelVersion, Wish
+from node.core.models import ModelSpec, ModelVersion
 from node.core.nodes import Caller
 from node.core.reports import Heartbeat
 
@@ -25,17 +26,11 @@ class ControlHandler(Protocol):
     async def want(self, model: str) -> None:
         """On the head: load the model. Raises NotReady if this node is not the head, ModelNotAllowed, …"""
 
-    async def load(self, model: str, wish: Wish) -> None:
-        """On the head: load the model for good. Raises what `want` raises."""
-
-    async def unload(self, model: str) -> None:
-        """On the head: unload the model. Raises NotReady if this node is not the head, ModelNotFound, ModelBusy."""
+    async def command(self, command: Command) -> None:
+        """On the head: carry out a user's command. Raises what `want` raises, ModelBusy, NodeNotFound."""
 
     async def release(self, model: str, caller: Caller) -> None:
         """Called by the head: free the layers of a model that is not placed any more. Raises NotAdmitted."""
-
-    async def request_draining(self, node: str, *, draining: bool) -> None:
-        """On the head: drain a node (move its work away), or take it into use again. Raises NotReady, NoCapacity."""
 
     def set_draining(self, node: str, caller: Caller, *, draining: bool) -> None:
         """Called by the head.

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from node.core.addresses import join_host_port
+from node.core.commands import DrainNode, LoadModel, UnloadModel
 from node.core.errors import PortTaken
 from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest
@@ -123,11 +124,11 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def Load(self, request: control_pb2.LoadRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.load(checked_load(request).model, from_message(request.wish, Wish))
+        await self._handler.command(LoadModel(checked_load(request).model, from_message(request.wish, Wish)))
         return control_pb2.Empty()
 
     async def Unload(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.unload(checked_model(request).model)
+        await self._handler.command(UnloadModel(checked_model(request).model))
         return control_pb2.Empty()
 
     async def Release(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
@@ -135,7 +136,7 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.request_draining(request.node, draining=request.draining)
+        await self._handler.command(DrainNode(request.node, request.draining))
         return control_pb2.Empty()
 
     async def SetDraining(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:

@@ -5,14 +5,11 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.models import ModelDescription, ModelEntry
 from node.core.nodes import Address, Caller
-from node.core.reports import NodeMetrics
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
 from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder, TokenizerProcesses
@@ -95,8 +92,10 @@ class FakeEngine:
         return (time.perf_counter() - begin) / (streams * tokens) * 1e6
 
 
-class FakeBackend:
-    """An api.backend.Backend. With `client` and `driver`, the tokens come from the engine of another process."""
+class FakeGateway:
+    """What a chat asks of a node.gateway.gateway.Gateway. With `client` and `driver`, the tokens come from the engine of
+    another process.
+    """
 
     def __init__(
         self,
@@ -111,59 +110,18 @@ class FakeBackend:
         self._processes = processes
         self._client = client
         self._driver = driver
+        self.open_models = self.router = self.monitor = self.logs = self
 
-    def models(self) -> Sequence[ModelEntry]:
-        return [ModelEntry(MODEL, 0, "pippin")]
-
-    def known(self, name: str) -> ModelEntry | None:
-        return next((entry for entry in self.models() if entry.id == name), None)
-
-    async def describe(self, name: str) -> ModelDescription:
-        raise NotImplementedError
-
-    async def open(self, model_id: str, client: str) -> OpenModel:
+    async def open(self, _name: str, client: str) -> OpenModel:
         return OpenModel(MODEL, 8192, SandboxedEncoder(self._processes, client), "")
+
+    def loading(self, _name: str) -> str:
+        return ""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         if self._client:
             return self._client.generate(self._driver, "bench", request)
         return self._engine.generate(request)
-
-    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
-        raise NotImplementedError
-
-    def loading(self, _model_id: str) -> str:
-        return ""
-
-    def status(self) -> dict[str, Any]:
-        return {}
-
-    def model_list(self) -> dict[str, Any]:
-        return {}
-
-    async def load(self, name: str, *, stages: int = 0, context: int = 0) -> dict[str, Any]:
-        raise NotImplementedError
-
-    async def unload(self, name: str) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def pull(self, name: str, client: str) -> AsyncGenerator[dict[str, Any], None]:
-        raise NotImplementedError
-
-    async def remove(self, name: str) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def log(self, node: str, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
-        raise NotImplementedError
-
-    async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def metrics(self) -> NodeMetrics:
-        return NodeMetrics()
-
-    def health(self) -> dict[str, Any]:
-        return {"status": "ok"}
 
 
 class FakeServing:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fake_engine import FakeBackend, FakeEngine, FakeServing, demo_tokens
+from fake_engine import FakeEngine, FakeGateway, FakeServing, demo_tokens
 from figures import ROOT
 
 from api.app import create_app
@@ -47,8 +47,8 @@ async def serve(options: argparse.Namespace) -> None:
             grammars, processes = Grammars(sandboxes), TokenizerProcesses(sandboxes, DEMO, Pools().texts)
             await processes.open()
             remote = client if options.driver else None
-            backend = FakeBackend(engine, processes, grammars, remote, Address(options.driver))
-            await api.start(create_app(backend))
+            gateway: Any = FakeGateway(engine, processes, grammars, remote, Address(options.driver))
+            await api.start(create_app(gateway))
             say({"port": api.port, "own": own})
             await asyncio.to_thread(sys.stdin.readline)
             await api.stop()

@@ -18,6 +18,7 @@ from api.app import create_app
 from api.http.connections import ConnectionLimits
 from api.http.server import ApiServer
 from api.http.stream import StreamTiming
+from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
@@ -26,6 +27,7 @@ from node.core.logs import RecentLines
 from node.core.models import ModelDescription, ModelEntry
 from node.core.pool import Pool
 from node.core.reports import NodeMetrics, RingTraffic
+from node.gateway.disk import Pulled
 from node.model.short_names import untagged
 from node.text.encoder import check_length
 from node.text.grammars import Grammars
@@ -106,18 +108,24 @@ class ScriptedBackend:
     awaited: str = ""
     """How far the load is."""
 
+    @property
+    def models(self) -> Self:
+        return self
+
+    open_models = router = commands = disk = monitor = logs = models
+
     def say(self, text: str) -> None:
         """Answer with this text and the end token."""
         tokens = self.model.tokenizer.encode(text)
         self.script = lambda request: [*tokens, *self.model.tokenizer.eos]
 
-    def models(self) -> list[ModelEntry]:
+    def entries(self) -> list[ModelEntry]:
         first = ModelEntry(self.model.id, 1_700_000_000, "pippin", revision="1", bytes=1000)
         return [first, ModelEntry("plain", 1_700_000_000, "pippin")]
 
     def known(self, name: str) -> ModelEntry | None:
         plain = untagged(name)
-        return next((entry for entry in self.models() if plain in (entry.id, f"short-{entry.id}")), None)
+        return next((entry for entry in self.entries() if plain in (entry.id, f"short-{entry.id}")), None)
 
     async def open(self, model_id: str, client: str) -> ScriptedModel:
         if untagged(model_id) != self.model.id:
@@ -198,46 +206,42 @@ class ScriptedBackend:
     def status(self) -> dict[str, Any]:
         return {"cluster": "home", "nodes": []} | ({"models": self.placed} if self.placed else {})
 
-    def model_list(self) -> dict[str, Any]:
+    def overview(self) -> dict[str, Any]:
         return {"schema": 1, "models": [], "short_names": {}}
 
-    def log(self, node: str, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
+    def read(self, node: str, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
         if self.refusal:
             raise self.refusal
         self.logs_of.append(node)
         return self.recent.read(lines, follow=follow)
 
-    async def load(self, name: str, *, stages: int = 0, context: int = 0) -> dict[str, Any]:
+    async def run(self, command: Command) -> Command:
         if self.refusal:
             raise self.refusal
-        self.loaded[name] = (stages, context)
-        return {"model": name}
+        match command:
+            case LoadModel(model, wish):
+                self.loaded[model] = (wish.stages, wish.context)
+            case UnloadModel(model):
+                command = UnloadModel(untagged(model))
+                if command.model not in self.loaded:
+                    raise ModelNotFound(f"{command.model} is not loaded.", param="model")
+                del self.loaded[command.model]
+            case DrainNode(node, draining):
+                self.drained = (node, draining)
+        return command
 
-    async def unload(self, name: str) -> dict[str, Any]:
-        name = untagged(name)
-        if name not in self.loaded:
-            raise ModelNotFound(f"{name} is not loaded.", param="model")
-        del self.loaded[name]
-        return {"model": name}
-
-    async def pull(self, name: str, client: str) -> AsyncGenerator[dict[str, Any], None]:
+    async def pull(self, name: str, client: str) -> AsyncGenerator[Pulled, None]:
         if self.refusal:
             raise self.refusal
-        yield {"model": name, "done": 1, "bytes": 4}
+        yield Pulled(name, 1, 4)
         if self.failure:
             raise self.failure[1]
-        yield {"model": name, "done": 4, "bytes": 4}
+        yield Pulled(name, 4, 4)
 
-    async def remove(self, name: str) -> dict[str, Any]:
+    async def remove(self, name: str) -> tuple[str, int]:
         if self.refusal:
             raise self.refusal
-        return {"model": name, "bytes": 4}
-
-    async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
-        if self.refusal:
-            raise self.refusal
-        self.drained = (node, draining)
-        return {"node": node, "draining": draining}
+        return name, 4
 
     def metrics(self) -> NodeMetrics:
         return NodeMetrics((RingTraffic("r1", running=self.running),), kv_bytes=1000, memory_bytes=5000, lag_s=0.25)

@@ -11,6 +11,7 @@ from api.http.in_flight import IN_FLIGHT
 from api.http.limits import FOLLOWERS_OF_ONE
 from api.http.stream import StreamTiming
 from node.core.errors import HubUnavailable, ModelBusy, ModelNotFound, NodeNotFound, PeerUnavailable
+from node.gateway.disk import Pulled
 
 MODEL = "pippin/demo"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
@@ -176,7 +177,7 @@ async def test_a_download_is_streamed(server, backend):
 async def test_a_download_does_not_hold_up_a_node_that_stops(server, backend):
     async def pull(name, client):
         for done in range(4):
-            yield {"model": name, "done": done, "bytes": 4}
+            yield Pulled(name, done, 4)
             server.app[IN_FLIGHT].stopping = True
 
     backend.pull = pull

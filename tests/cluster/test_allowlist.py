@@ -1,7 +1,7 @@
 """`--allow-model`, at the gateway that gets a request and at the head."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -10,10 +10,12 @@ from node.cluster.control_service import ControlService
 from node.core.errors import ModelNotAllowed
 from node.core.models import HeldModel, ModelVersion
 from node.core.nodes import Memory, NodeInfo
-from node.core.pool import Pools
 from node.core.reports import NodeReport
 from node.core.rings import Fence, Placement, Ring, StageSpec
-from node.gateway.gateway import Gateway
+from node.gateway.model_index import ModelIndex
+from node.gateway.model_names import ModelNames
+from node.gateway.open_models import OpenModels
+from node.gateway.router import Router
 
 INFO = NodeInfo("me", 1, "mini-1", "home", "1", 1, ("10.0.0.1",), 1, 2)
 PLACED, PRELOADED, HELD = "org/placed", "org/preloaded", "mlx-community/Qwen3-8B-4bit"
@@ -21,6 +23,8 @@ RING = Ring("r", ModelVersion(PLACED), (StageSpec("me", 0, 4),), 512, 4, fence=F
 REPORT = NodeReport(
     INFO, Memory(1, 1), models=tuple(map(HeldModel, (HELD, "org/held", PRELOADED))), preload=(PRELOADED,)
 )
+
+CATALOGUE: Any = SimpleNamespace(match=lambda name, held: name, created=lambda model: 1)
 
 
 def agent() -> Any:
@@ -66,7 +70,7 @@ async def test_the_head_loads_nothing_else_whoever_asks() -> None:
 
     head: Any = SimpleNamespace(want=want)
     nothing: Any = None
-    service = ControlService(agent(), head, Allowlist(agent(), ["mlx-community/*"]), nothing, nothing, nothing, nothing)
+    service = ControlService(agent(), head, Allowlist(agent(), ["mlx-community/*"]), nothing, nothing, nothing)
     await service.want(HELD)
     await service.want(PLACED)
     with pytest.raises(ModelNotAllowed):
@@ -74,44 +78,18 @@ async def test_the_head_loads_nothing_else_whoever_asks() -> None:
     assert asked == [HELD, PLACED]
 
 
-def gateway(*patterns: str) -> tuple[Gateway, list[str]]:
-    """Return a gateway and the models for which it has asked the head."""
+async def test_the_gateway_opens_nothing_else() -> None:
     asked: list[str] = []
 
     async def want(model: str) -> None:
         asked.append(model)
         raise NotImplementedError
 
-    catalogue = SimpleNamespace(match=lambda name, held: name, created=lambda model: 1)
-    view = SimpleNamespace(placement=Placement(), peers=(), head="me")
-    here = agent()
-    here.view = lambda: view
-    parts: dict[str, Any] = {
-        "agent": here,
-        "catalogue": catalogue,
-        "want": want,
-        "allowlist": Allowlist(agent(), patterns),
-        "pools": Pools(),
-        **dict.fromkeys(
-            (
-                "book",
-                "rings",
-                "client",
-                "tokenizer_files",
-                "draining",
-                "loading",
-                "disk",
-                "grammars",
-                "sandboxes",
-                "recent",
-            )
-        ),
-    }
-    return Gateway(**parts, started_at=1, open_cluster=False, other_secret=tuple), asked
-
-
-async def test_the_gateway_opens_nothing_else() -> None:
-    opened, asked = gateway("mlx-community/*")
+    here, nothing = agent(), cast("Any", None)
+    here.view = lambda: SimpleNamespace(placement=Placement(), peers=(), head="me")
+    names: Any = ModelNames(here, CATALOGUE, nothing)
+    router = Router(here, nothing, nothing, nothing, want)
+    opened = OpenModels(here, nothing, names, Allowlist(here, ["mlx-community/*"]), router, nothing, nothing, nothing)
     with pytest.raises(ModelNotAllowed, match="mini-1"):
         await opened.open("org/held", "a")
     assert asked == []
@@ -126,4 +104,7 @@ def test_only_what_may_be_used_is_listed() -> None:
         (("mlx-community/*",), {HELD, PRELOADED, PLACED}),
         (("nothing",), {PRELOADED, PLACED}),
     ):
-        assert {model.id for model in gateway(*patterns)[0].models()} == listed
+        here, nothing = agent(), cast("Any", None)
+        names, allowlist = ModelNames(here, CATALOGUE, nothing), Allowlist(here, patterns)
+        models = ModelIndex(here, nothing, CATALOGUE, names, allowlist, nothing, nothing, 1)
+        assert {model.id for model in models.entries()} == listed

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.cluster.draining import is_needed
 from node.cluster.handover import COLD_S, SETTLE_S, Handover
-from node.cluster.readiness import ready_rings
+from node.cluster.readiness import is_needed, ready_rings
 from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport, RingTraffic, StageReport, StageState

@@ -10,7 +10,7 @@ from node.core.errors import ModelBusy
 from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.core.pool import Pools
 from node.core.reports import Download
-from node.gateway.disk import Disk
+from node.gateway.disk import Disk, Pulled
 
 SPEC = ModelSpec(ModelVersion("org/m"), (40, 40), 20, (KvCost(1), KvCost(1)), (1,), 1000)
 
@@ -24,6 +24,12 @@ class Parts:
 
         self.fetching: list[str] = []
         """Models that are being fetched, in the order in which their fetches began."""
+
+    async def id_of(self, name: str) -> str:
+        return name
+
+    def check(self, model: str) -> None:
+        """All models are allowed."""
 
     async def find(self, model: str) -> ModelSpec:
         return replace(SPEC, version=ModelVersion(model))
@@ -49,27 +55,27 @@ async def test_a_model_that_is_being_fetched_or_used_is_not_deleted(monkeypatch:
     monkeypatch.setattr("node.gateway.disk.TELL_S", 0.01)
     parts: Any = Parts()
     used: set[str] = set()
-    disk = Disk(parts, parts, parts, Pools(), lambda: used, lambda: None)
+    disk = Disk(parts, parts, parts, parts, parts, Pools(), lambda: used, lambda: None)
     first, second = disk.pull("org/m", "a"), disk.pull("org/m", "b")
-    assert (await anext(first), await anext(second)) == ((50, 100), (50, 100))
+    assert (await anext(first), await anext(second)) == (Pulled("org/m", 50, 100), Pulled("org/m", 50, 100))
     await second.aclose()
     with pytest.raises(ModelBusy, match="is fetching org/m"):
         await disk.remove("org/m")
     parts.go_on.set()
-    assert [each async for each in first][-1] == (100, 100)
+    assert [each async for each in first][-1] == Pulled("org/m", 100, 100)
     used.add("org/m")
     with pytest.raises(ModelBusy, match="in memory"):
         await disk.remove("org/m")
     assert not parts.removed
     used.clear()
-    assert await disk.remove("org/m") == 100
+    assert await disk.remove("org/m") == ("org/m", 100)
 
 
 async def test_two_models_are_fetched_at_once_and_each_client_has_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.gateway.disk.TELL_S", 0.01)
     monkeypatch.setattr("node.gateway.disk.TURN_S", 0.05)
     parts: Any = Parts()
-    disk = Disk(parts, parts, parts, Pools(), tuple, lambda: None)
+    disk = Disk(parts, parts, parts, parts, parts, Pools(), tuple, lambda: None)
     ended: list[str] = []
 
     async def pull(model: str, client: str) -> None:

@@ -33,7 +33,9 @@ def index(
         assert model in models
         return DEMO
 
-    return ModelIndex(agent, book, catalogue, ModelNames(agent, catalogue), allowlist, small_files, Pools().files, 5)
+    return ModelIndex(
+        agent, book, catalogue, ModelNames(agent, catalogue, None), allowlist, small_files, Pools().files, 5
+    )
 
 
 async def test_a_model_is_described_by_its_small_files(tmp_path):
@@ -51,7 +53,7 @@ async def test_a_model_is_described_by_its_small_files(tmp_path):
 
 async def test_an_alias_is_listed_and_described_as_its_model(tmp_path):
     found = index(tmp_path, HeldModel("a", "1", 7), aliases=(Alias("gpt-4o", "a"), Alias("lost", "nothing")))
-    assert [(entry.id, entry.bytes, entry.created) for entry in found.models()] == [("a", 7, 5), ("gpt-4o", 7, 5)]
+    assert [(entry.id, entry.bytes, entry.created) for entry in found.entries()] == [("a", 7, 5), ("gpt-4o", 7, 5)]
     described = await found.describe("gpt-4o:latest")
     assert (described.entry.id, described.context) == ("gpt-4o", 2048)
     assert found.known("gpt-4o").id == "gpt-4o"
@@ -61,7 +63,7 @@ async def test_an_alias_that_is_an_id_as_well_means_what_it_means_in_requests(tm
     aliases = (Alias("a", "org/b"), Alias("c", "org/hidden"))
     found = index(tmp_path, HeldModel("a", "1", 7), HeldModel("org/b", "2", 9), HeldModel("c"), aliases=aliases)
     found._allowlist.filter = lambda models: [model for model in models if model != "org/hidden"]
-    assert [(entry.id, entry.revision, entry.bytes) for entry in found.models()] == [("a", "2", 9), ("org/b", "2", 9)]
+    assert [(entry.id, entry.revision, entry.bytes) for entry in found.entries()] == [("a", "2", 9), ("org/b", "2", 9)]
     assert (await found.describe("a")).entry.bytes == 9
     assert found.known("c") is None
 

@@ -5,6 +5,7 @@ import pytest
 
 from node.core.errors import ModelNotFound
 from node.core.models import Alias, HeldModel, Preset
+from node.core.pool import Pools
 from node.core.rings import Placement
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
@@ -27,12 +28,12 @@ def names(catalogue: Catalogue, **told: list[Alias | Preset]) -> ModelNames:
         for node, given in told.items()
     ]
     agent: Any = SimpleNamespace(placement=Placement(), info=SimpleNamespace(id="me"), alive=lambda: reports)
-    return ModelNames(agent, catalogue)
+    return ModelNames(agent, catalogue, Pools().files)
 
 
-def test_an_alias_of_any_node_means_its_model(catalogue):
+async def test_an_alias_of_any_node_means_its_model(catalogue):
     known = names(catalogue, me=[], other=[Alias("gpt-4o", "held"), Alias("claude", "qwen3:32b")])
-    assert known.match("gpt-4o") == known.find(" gpt-4o") == "org/held"
+    assert known.match("gpt-4o") == await known.id_of(" gpt-4o") == "org/held"
     assert known.aliases() == {"claude": "mlx-community/Qwen3-32B-4bit", "gpt-4o": "org/held"}
     assert known.match("held") == "org/held"
     assert known.match("claude-2") is None
@@ -55,11 +56,11 @@ def test_an_alias_comes_before_a_model_of_its_name(catalogue):
     assert names(catalogue, me=[Alias("org/held", "org/other")]).match("org/held") == "org/other"
 
 
-def test_an_alias_of_no_model_is_not_listed_and_its_model_is_named_in_the_error(catalogue):
+async def test_an_alias_of_no_model_is_not_listed_and_its_model_is_named_in_the_error(catalogue):
     known = names(catalogue, me=[Alias("gpt-4o", "qwn3"), Alias("bad", "a/b/c")])
     assert known.aliases() == {}
     with pytest.raises(ModelNotFound, match="qwn3"):
-        known.find("gpt-4o")
+        await known.id_of("gpt-4o")
 
 
 def test_presets_of_any_node_count_by_any_name_of_the_model_and_those_of_the_asked_node_first(catalogue):

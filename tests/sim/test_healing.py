@@ -43,7 +43,7 @@ class Cluster:
         return [{ring.id for ring in process.agent.placement.rings} for process in self.processes.values()]
 
     def recoveries(self) -> list[int]:
-        return [process.gateway._router.recoveries for process in self.processes.values()]
+        return [process.router.recoveries for process in self.processes.values()]
 
 
 @pytest.fixture

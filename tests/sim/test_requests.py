@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from node.core.commands import DrainNode
 from node.core.generation import GenerateRequest, Sampling
 from node.core.rings import Ring
 from tests.sim.whole_cluster import simulated
@@ -157,11 +158,11 @@ def test_what_the_head_decides_waits_for_its_election():
         tasks = []
 
         def begin() -> None:
-            tasks.append(process.loop.create_task(process.gateway.set_draining(process.name, draining=True)))
+            tasks.append(process.loop.create_task(process.commands.run(DrainNode(process.name, draining=True))))
 
         process.loop.call_soon(begin)
         assert world.until(lambda: bool(tasks) and tasks[0].done(), 10.0)
-        assert tasks[0].result() == {"node": process.name, "draining": True}
+        assert tasks[0].result() == DrainNode(process.name, draining=True)
         assert process.agent.is_head
         assert process.agent.draining
         assert not world.timeline.violations

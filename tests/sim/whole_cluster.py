@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from unittest import mock
 
-from node.cluster.loading import ADOPTED_S
+from node.cluster.commands import APPLIED_S
 from tests.sim.world.cluster import ToTimeline, World
 from tests.sim.world.loop import Violation
 from tests.sim.world.machine import Machine, Process
@@ -280,7 +280,7 @@ def _check_peace(world: World) -> None:
     if world.can_serve():
         for process in world.processes():
             _insist(world, process)
-    world.run(ADOPTED_S + 1.0)  # a node that is to free a model waits for the placement without it
+    world.run(APPLIED_S + 1.0)  # a node that is to free a model waits for the placement without it
     world.check_left_over()
     world.check_terms()
     world.run(0.0)

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
+from node.cluster.commands import Commands
 from node.cluster.control_service import ControlService
-from node.cluster.draining import Draining
 from node.cluster.head import Head
 from node.cluster.heartbeats import Heartbeats
-from node.cluster.loading import Loading
+from node.core.commands import UnloadModel
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
 from node.core.logs import RecentLines
 from node.core.models import DraftChoice, HeldModel, ModelSpec, Shard
 from node.core.nodes import Memory, NodeInfo
-from node.core.pool import Pools
 from node.core.reports import NodeReport
 from node.core.rings import Ring
-from node.gateway.gateway import Gateway
+from node.gateway.router import Router
 from node.members.address_book import AddressBook
 from node.model.weights import Weights
 from node.ring.lifecycle import Rings
@@ -156,14 +155,6 @@ class FakeSpecs:
         return DRAFT
 
 
-class FakeCatalogue:
-    def find(self, model: str, held: Any = ()) -> str:
-        return model
-
-    def created(self, model: str) -> int:
-        return 1
-
-
 class Process:
     """One run of a node's process, composed as node.daemon does it."""
 
@@ -192,9 +183,7 @@ class Process:
         client: Any = SimClient(self)
         compute: Any = FakeCompute(self)
         grammars: Any = None  # no request has a grammar
-        sandboxes: Any = None
         specs: Any = FakeSpecs(self)
-        catalogue: Any = FakeCatalogue()
         self.book = AddressBook(self.name, client, (), anywhere=True)
         self.agent = Agent(self.info, self.machine.term, self.book, self._report, self._save_term)
         self.heartbeats = Heartbeats(self.agent, self.book, client)
@@ -212,32 +201,10 @@ class Process:
             grammars=grammars,
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
-        draining = Draining(self.agent, self.head, self.book, client)
-        self.loading = Loading(self.agent, self.head, self.book, client, self._release)
         allowlist = Allowlist(self.agent, ())
-        disk: Any = None
-        recent = RecentLines()
-        self.control = ControlService(self.agent, self.head, allowlist, specs, draining, self.loading, recent)
-        self.gateway = Gateway(
-            self.agent,
-            self.book,
-            self.rings,
-            client,
-            catalogue,
-            self._no_tokenizer,
-            self.head.want,
-            allowlist,
-            draining,
-            self.loading,
-            disk,
-            Pools(),
-            grammars,
-            sandboxes,
-            recent,
-            started_at=0,
-            open_cluster=True,
-            other_secret=tuple,
-        )
+        self.commands = Commands(self.agent, self.head, self.book, client, allowlist, self._id_of, self._release)
+        self.control = ControlService(self.agent, self.head, allowlist, specs, self.commands, RecentLines())
+        self.router = Router(self.agent, self.book, self.rings, client, self.head.want)
         self.main = self.loop.create_task(self._run(), name="main")
         self.main.add_done_callback(self._ended)
 
@@ -294,8 +261,8 @@ class Process:
             raise HubUnavailable("The hub is not reached.")
         return self, Weights({}, {})
 
-    async def _no_tokenizer(self, model: str, peer: Any) -> Any:
-        raise AssertionError("clients of the simulation send tokens")
+    async def _id_of(self, model: str) -> str:
+        return model
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
@@ -306,7 +273,7 @@ class Process:
 
     async def _unload(self) -> None:
         try:
-            await self.loading.unload(MODEL)
+            await self.commands.run(UnloadModel(MODEL))
         except PippinError as error:
             self.world.tell(f"{self.name} does not unload the model: {error}")
         else:
@@ -318,7 +285,7 @@ class Process:
 
     async def _answer(self, ask: Ask) -> None:
         try:
-            async with aclosing(self.gateway.generate(ask.request)) as events:
+            async with aclosing(self.router.generate(ask.request)) as events:
                 async for event in events:
                     if wrong := ask.take(event):
                         self.world.timeline.violated(wrong)

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from node.core.commands import Command
 from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, as_pippin_error, error_from
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
@@ -230,8 +231,8 @@ class SimClient:
     async def want(self, peer: Address, model: str) -> None:
         await self._call(peer, lambda process: process.control.want(model), 60.0)
 
-    async def unload(self, peer: Address, model: str) -> None:
-        await self._call(peer, lambda process: process.control.unload(model), DECIDE_TIMEOUT_S)
+    async def command(self, peer: Address, command: Command) -> None:
+        await self._call(peer, lambda process: process.control.command(command), DECIDE_TIMEOUT_S)
 
     async def release(self, peer: Address, model: str) -> None:
         await self._call(peer, lambda process: process.control.release(model, self.caller), 10.0)

@@ -1,0 +1,108 @@
+"""The models that requests have named, with the processes that tokenize their texts."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from node.cluster.agent import Agent
+from node.cluster.allowlist import Allowlist
+from node.core.clock import now
+from node.core.errors import ModelBroken
+from node.core.models import HeldModel
+from node.core.pool import Pools
+from node.core.rings import Ring
+from node.gateway.model_index import TokenizerFiles
+from node.gateway.model_names import ModelNames
+from node.gateway.router import OPEN_WAIT_S, Router
+from node.members.address_book import AddressBook
+from node.model.config import read_sampling
+from node.text.sandbox import SandboxServer
+from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder, TokenizerProcesses
+
+BROKEN_S = 60.0
+"""A tokenizer that cannot be read is tried again after this time: a try may take 10 s."""
+
+
+class _Opened(NamedTuple):
+    revision: str
+    processes: TokenizerProcesses
+    sampling: Mapping[str, float]
+    """What the model's authors propose."""
+
+
+class OpenModels:
+    def __init__(
+        self,
+        agent: Agent,
+        book: AddressBook,
+        names: ModelNames,
+        allowlist: Allowlist,
+        router: Router,
+        tokenizer_files: TokenizerFiles,
+        sandboxes: SandboxServer,
+        pools: Pools,
+    ) -> None:
+        self._agent = agent
+        self._book = book
+        self._names = names
+        self._allowlist = allowlist
+        self._router = router
+        self._tokenizer_files = tokenizer_files
+        self._sandboxes = sandboxes
+        self._pools = pools
+        self._open: dict[str, _Opened] = {}
+        """By model."""
+        self._broken: dict[HeldModel, tuple[float, str]] = {}
+        """Time and reason of a tokenizer's failure, by model and revision."""
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    async def open(self, name: str, client: str) -> OpenModel:
+        """Open a model for a client. Waits until a ring of the model is ready.
+
+        Raises ModelNotFound, ModelNotAllowed, NoCapacity, ModelBroken, …, and NotReady after `OPEN_WAIT_S`.
+        """
+        model = await self._names.id_of(name)
+        self._allowlist.check(model)
+        ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S, client))[0]
+        opened = await self._opened(ring)
+        sampling = {**opened.sampling, **self._names.preset(model)}
+        encoder = SandboxedEncoder(opened.processes, client)
+        return OpenModel(model, ring.context, encoder, ring.version.revision, sampling)
+
+    def loading(self, name: str) -> str:
+        """How far the load of a model is, for people; empty if it is not loading."""
+        return " ".join(self._router.loading(self._names.match(name) or name))
+
+    async def _opened(self, ring: Ring) -> _Opened:
+        async with self._opening.setdefault(ring.model, asyncio.Lock()):
+            failed_at, why = self._broken.get(ring.version.files, (0.0, ""))
+            if why and now() - failed_at < BROKEN_S:
+                raise ModelBroken(why)
+            opened = self._open.get(ring.model)
+            if opened is None or opened.revision != ring.version.revision:
+                opened = await self._replace(ring)
+            try:
+                if not opened.processes.is_open:
+                    await opened.processes.open()
+            except ModelBroken as error:
+                self._broken[ring.version.files] = now(), error.message
+                raise
+            return opened
+
+    async def _replace(self, ring: Ring) -> _Opened:
+        """Make the processes of a ring's model. Close those of its other revision, and of models without a ring."""
+        address = self._book.address_of(ring.driver)
+        directory = await self._tokenizer_files(ring.version.files, address)
+        served = {each.model for each in self._agent.placement.rings}
+        for unused in [model for model in self._open if model == ring.model or model not in served]:
+            if entry := self._open.pop(unused, None):  # another model that opens may have closed it meanwhile
+                await entry.processes.close()
+        sampling = await self._pools.files.run(read_sampling, directory)
+        processes = TokenizerProcesses(self._sandboxes, directory, self._pools.texts)
+        self._open[ring.model] = opened = _Opened(ring.version.revision, processes, sampling)
+        return opened
+
+    async def close(self) -> None:
+        """End the processes of the open models."""
+        for opened in self._open.values():
+            await opened.processes.close()
