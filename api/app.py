@@ -30,6 +30,7 @@ from api.openai import chat, completions, embeddings, models
 from api.page.routes import FILES as PAGE
 from api.page.routes import page_routes
 from api.responses.background import Background
+from api.responses.keeper import KEEPER, Keeper
 from api.responses.routes import Responses
 from api.surfaces import by_client, error_writer
 from node.core.errors import PippinError, ShuttingDown, Unauthorized
@@ -56,7 +57,8 @@ def create_app(
     timing: StreamTiming | None = None,
     ollama_port: int | None = None,
 ) -> web.Application:
-    """Create the application. Call it inside a running event loop, and serve the application with an ApiServer.
+    """Create the application. Call it inside a running event loop, and serve the application with an ApiServer. Its
+    KEEPER answers other nodes.
 
     Without `api_keys`, requests are accepted from private-network addresses only, or with `open_api` from any address.
     `cors_origins`: origins whose pages may use the API, in addition to local ones. `names`: host names of this node, in
@@ -83,7 +85,9 @@ def create_app(
     app.on_response_prepare.append(add_request_id)
     app.on_response_prepare.append(_keep_type)
     env = Env(gateway, counted, timing or StreamTiming(), bodies)
-    responses = Responses(env, Background(env, in_flight))
+    background = Background(env, in_flight)
+    app[KEEPER] = Keeper(background, bodies, gateway.peers)
+    responses = Responses(env, background, app[KEEPER])
     app.on_cleanup.append(responses.end)
     _add_openai_routes(app.router, env, responses)
     _add_anthropic_routes(app.router, env)
@@ -147,7 +151,7 @@ def _add_own_routes(router: web.UrlDispatcher, env: Env, counted: Metrics) -> No
     _add(router.add_get, "/version", admin.version)
     _add(router.add_get, "/metrics", partial(metrics.show, counted))
     _add(router.add_get, "/cluster/status", partial(admin.cluster_status, env))
-    _add(router.add_get, "/cluster/logs", partial(logs.show, env.gateway.logs, Followers(FOLLOWERS, FOLLOWERS_OF_ONE)))
+    _add(router.add_get, "/cluster/logs", partial(logs.show, env.gateway.peers, Followers(FOLLOWERS, FOLLOWERS_OF_ONE)))
     _add(router.add_get, "/cluster/models", partial(admin.cluster_models, env))
     _add(router.add_post, "/cluster/models/{model:.+}/load", partial(admin.load, env))
     _add(router.add_post, "/cluster/models/{model:.+}/unload", partial(admin.unload, env))

@@ -9,26 +9,28 @@ from api.http.callers import CLIENT
 from node.core.errors import BadRequest, PippinError
 from node.core.followers import Followers
 from node.core.logs import RECENT
-from node.gateway.logs import Logs
+from node.gateway.peers import Peers
 
 LINES = 200
 
 
-async def show(logs: Logs, followers: Followers, request: web.Request) -> web.StreamResponse:
-    """`node`: the name or id of another node, which this one asks. Raises BadRequest, and what Logs.read raises."""
+async def show(peers: Peers, followers: Followers, request: web.Request) -> web.StreamResponse:
+    """`node`: the name or id of another node, which this one asks. Raises BadRequest, and what Peers.log raises."""
     node, count = request.query.get("node", ""), _lines(request)
     if request.query.get("follow") == "true":
-        return await _follow(logs, followers, node, count, request)
-    async with aclosing(logs.read(node, count, follow=False)) as parts:
+        return await _follow(peers, followers, node, count, request)
+    async with aclosing(peers.log(node, count, follow=False)) as parts:
         text = "".join([_text(part) async for part in parts])
     return web.Response(text=text, headers={"Cache-Control": "no-store"})
 
 
-async def _follow(logs: Logs, followers: Followers, node: str, count: int, request: web.Request) -> web.StreamResponse:
+async def _follow(
+    peers: Peers, followers: Followers, node: str, count: int, request: web.Request
+) -> web.StreamResponse:
     """An error that comes later than the first line, such as the end of the other node, is the last line."""
     response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
     try:
-        async with followers.place(request[CLIENT]), aclosing(logs.read(node, count, follow=True)) as parts:
+        async with followers.place(request[CLIENT]), aclosing(peers.log(node, count, follow=True)) as parts:
             async for part in parts:
                 if not response.prepared:
                     await response.prepare(request)

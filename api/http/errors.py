@@ -48,7 +48,7 @@ class HostNotAllowed(PippinError):
 
 
 class NotFound(PippinError):
-    """The response is not stored here."""
+    """No node keeps the response."""
 
     code = "not_found"
     status = 404

@@ -93,10 +93,11 @@ def items_of(value: Any) -> list[Item]:
         raise PydanticCustomError("input", "Input should be a text or a non-empty list of items")
     if len(value) > MAX_MESSAGES:
         raise PydanticCustomError("input", f"Input should have at most {MAX_MESSAGES} items, not {len(value)}")
-    return [_item(f"input[{index}]", item) for index, item in enumerate(value)]
+    return [read_item(f"input[{index}]", item) for index, item in enumerate(value)]
 
 
-def _item(param: str, given: Any) -> Item:
+def read_item(param: str, given: Any) -> Item:
+    """Validate an item, and give it an id. Raises BadRequest, which names `param`."""
     if not isinstance(given, dict):
         raise BadRequest(f"Invalid '{param}': an item must be an object.", param=param)
     kind = given.get("type") or "message"

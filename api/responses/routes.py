@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,13 @@ from api.http.errors import Unsupported
 from api.http.json_object import approximate_bytes
 from api.http.limits import SMALL_BODY
 from api.responses.background import Background
-from api.responses.items import Item, item_id, messages_of
+from api.responses.items import Item, messages_of
+from api.responses.keeper import Keeper
 from api.responses.output import Output
 from api.responses.schema import ResponseRequest
-from api.responses.store import Store, StoredResponse
 from api.responses.turn import Turn
 from node.core.errors import BadRequest, ContextExceeded, NotReady, PippinError
+from node.core.response_ids import Ask
 
 Json = dict[str, Any]
 
@@ -41,11 +42,11 @@ class Responses:
 
     env: Env
     background: Background
-    store: Store = field(default_factory=Store)
+    keeper: Keeper
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         body, given, size = await self.env.bodies.read(request, _parse_request)
-        before = self.store.before(body.previous_response_id) if body.previous_response_id else None
+        before = await self.keeper.before(body.previous_response_id) if body.previous_response_id else None
         new: tuple[Item, ...] = tuple(body.input)
         if any(map(_is_reference, new)):
             new, more = await self.env.bodies.work(partial(self._resolved, new), small=False)
@@ -58,7 +59,7 @@ class Responses:
             )
         items = (*before.history, *new) if before else new
         chat = await self.env.bodies.work(partial(_as_chat, body, items, given), small=whole <= SMALL_BODY)
-        turn = Turn(Output(body, body.model, item_id("resp")), before, new, size, self.store)
+        turn = Turn(Output(body, body.model, self.keeper.peers.new_response_id()), before, new, size, self.keeper.store)
         if body.background:
             await self._begin(turn, asyncio.create_task(self._open(request, chat, turn)))
             return web.json_response(turn.output.response())
@@ -69,27 +70,23 @@ class Responses:
         return web.json_response(turn.output.response())
 
     async def show(self, request: web.Request) -> web.Response:
-        kept = self._find(request)
+        kept = await self.keeper.ask(Ask.GET, request.match_info["id"])
         if request.query.get("stream") == "true":
             raise Unsupported("A response cannot be streamed again; get it without 'stream'.", param="stream")
         return web.json_response(kept.response)
 
     async def delete(self, request: web.Request) -> web.Response:
         response_id = request.match_info["id"]
-        await self.background.cancel(response_id)
-        self.store.delete(response_id)
+        await self.keeper.ask(Ask.DELETE, response_id)
         return web.json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel a background response. One that has already ended is returned unchanged."""
-        if not self._find(request).response["background"]:
-            raise BadRequest("Cannot cancel a synchronous response.", hint="Close its connection instead.")
-        await self.background.cancel(request.match_info["id"])
-        return web.json_response(self._find(request).response)
+        return web.json_response((await self.keeper.ask(Ask.CANCEL, request.match_info["id"])).response)
 
     async def input_items(self, request: web.Request) -> web.Response:
         """The input items of the request, the last first unless `order` is asc."""
-        items = list(self._find(request).input)
+        items = list((await self.keeper.ask(Ask.GET, request.match_info["id"])).input)
         limit, order = request.query.get("limit", "20"), request.query.get("order", "desc")
         if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MAX_PAGE:
             raise BadRequest(f"Invalid 'limit': it must be from 1 to {MAX_PAGE}.", param="limit")
@@ -111,19 +108,13 @@ class Responses:
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
-    def _find(self, request: web.Request) -> StoredResponse:
-        """The response named in the path, running or stored. Raises NotFound."""
-        response_id = request.match_info["id"]
-        running = self.background.find(response_id)
-        return running.stored() if running else self.store.get(response_id)
-
     def _resolved(self, items: Sequence[Item]) -> tuple[tuple[Item, ...], int]:
         """Replace item references by the items.
 
         Returns the items and the bytes added. Raises BadRequest, ContextExceeded.
         """
         named = {item["id"]: f"input[{index}].id" for index, item in enumerate(items) if _is_reference(item)}
-        found = self.store.items(named) if named else {}
+        found = self.keeper.store.items(named) if named else {}
         for name, param in named.items():
             if name not in found:
                 raise BadRequest(f"Item with id '{name[:80]}' not found.", param=param)

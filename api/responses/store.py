@@ -5,7 +5,6 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-from api.http.errors import NotFound, PreviousNotFound
 from api.http.json_object import approximate_bytes
 from api.http.limits import MAX_RESPONSES, MAX_RESPONSES_BYTES
 
@@ -52,28 +51,15 @@ class Store:
         while len(self._kept) > self._max_responses or self._bytes > self._max_bytes:
             self._bytes -= self._kept.popitem(last=False)[1].bytes
 
-    def get(self, response_id: str) -> StoredResponse:
-        """Raises NotFound."""
-        if response_id not in self._kept:
-            raise NotFound(f"Response with id '{response_id[:80]}' not found.")
-        self._kept.move_to_end(response_id)
-        return self._kept[response_id]
-
-    def before(self, response_id: str) -> StoredResponse:
-        """The response that a request continues. Raises PreviousNotFound."""
-        try:
-            return self.get(response_id)
-        except NotFound as error:
-            raise PreviousNotFound(
-                f"Previous response with id '{response_id[:80]}' not found.",
-                hint="It was not stored, or was deleted to make room, or another node has it.",
-                param="previous_response_id",
-            ) from error
+    def get(self, response_id: str) -> StoredResponse | None:
+        if response_id in self._kept:
+            self._kept.move_to_end(response_id)
+        return self._kept.get(response_id)
 
     def delete(self, response_id: str) -> None:
-        """Raises NotFound."""
-        self.get(response_id)
-        self._bytes -= self._kept.pop(response_id).bytes
+        """Forget a response, if it is here."""
+        if kept := self._kept.pop(response_id, None):
+            self._bytes -= kept.bytes
 
     def items(self, ids: Container[str]) -> dict[str, Json]:
         """Input and output items of stored responses that have one of these ids, by id.

@@ -1,6 +1,6 @@
 """Answers the control plane's calls from peers."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, nullcontext
 
 from node.cluster.agent import Agent
@@ -15,6 +15,7 @@ from node.core.logs import RecentLines
 from node.core.models import ModelSpec, ModelVersion
 from node.core.nodes import Caller
 from node.core.reports import Heartbeat
+from node.core.response_ids import Ask
 
 FOLLOWERS, FOLLOWERS_OF_ONE = 64, 32
 """Maximum calls that follow this node's log, and those of one node: as many as its API lets its clients make."""
@@ -29,13 +30,16 @@ class ControlService:
         specs: ModelSpecs,
         commands: Commands,
         recent: RecentLines,
+        kept_response: Callable[[Ask, str], Awaitable[bytes]],
     ) -> None:
+        """`kept_response`: see ControlHandler.response."""
         self._agent = agent
         self._head = head
         self._allowlist = allowlist
         self._specs = specs
         self._commands = commands
         self._recent = recent
+        self._kept_response = kept_response
         self._followers = Followers(FOLLOWERS, FOLLOWERS_OF_ONE)
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
@@ -65,6 +69,9 @@ class ControlService:
 
     async def describe(self, version: ModelVersion) -> ModelSpec:
         return await self._specs.local(version)
+
+    async def response(self, ask: Ask, response_id: str) -> bytes:
+        return await self._kept_response(ask, response_id)
 
     async def log(self, lines: int, caller: Caller, *, follow: bool) -> AsyncGenerator[list[str], None]:
         place = self._followers.place(caller.node or caller.address) if follow else nullcontext()

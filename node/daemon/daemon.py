@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 import logging
-import socket
 import sys
 from dataclasses import replace
 from functools import partial
 
-from api.app import create_app
 from node.cluster.readiness import is_needed
 from node.core.addresses import join_host_port
 from node.core.health import gpu_failed
@@ -130,16 +128,7 @@ class Daemon:
             await discovery.run(lambda: self._agent.is_head, self._agent.changed)
 
     async def _serve_api(self) -> None:
-        app = create_app(
-            self._serving.gateway,
-            api_keys=self._options.api_keys,
-            cors_origins=self._options.cors_origins,
-            names=(socket.gethostname(), *self._options.allow_hosts),
-            open_api=self._options.open_api,
-            body_limit=self._options.max_body,
-            ollama_port=self._network.api.ollama_port,
-        )
-        await self._network.api.start(app)
+        await self._network.api.start(self._serving.app)
         info = self._agent.info
         address = join_host_port(self._options.host or "localhost", self._network.api.port)
         log.info("node %s of cluster %s: API on http://%s/v1", info.name, info.cluster, address)

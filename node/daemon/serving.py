@@ -1,8 +1,11 @@
-"""The parts that serve: rings, what the head decides, what peers may ask, and the gateway."""
+"""The parts that serve: rings, what the head decides, what peers may ask, the gateway, and the API in front of it."""
 
+import socket
 import time
 from ipaddress import ip_address
 
+from api.app import create_app
+from api.responses.keeper import KEEPER
 from node.cluster.allowlist import Allowlist
 from node.cluster.commands import Commands
 from node.cluster.control_service import ControlService
@@ -14,11 +17,11 @@ from node.daemon.network import Network
 from node.engine.compute import Compute
 from node.gateway.disk import Disk
 from node.gateway.gateway import Gateway
-from node.gateway.logs import Logs
 from node.gateway.model_index import ModelIndex
 from node.gateway.model_names import ModelNames
 from node.gateway.monitor import Monitor
 from node.gateway.open_models import OpenModels
+from node.gateway.peers import Peers
 from node.gateway.router import Router
 from node.options import Options
 from node.ring.lifecycle import Rings
@@ -64,7 +67,6 @@ class Serving:
         catalogue, small_files, grammars = models.catalogue, models.files.of_tokenizer, models.grammars
         names, allowlist = ModelNames(agent, catalogue, pools.files), Allowlist(agent, options.allow_models)
         self.commands = Commands(agent, self.head, book, client, allowlist, names.id_of, self._release)
-        self.control = ControlService(agent, self.head, allowlist, models.specs, self.commands, recent)
         router = Router(agent, book, self.rings, client, self.head.want)
         is_loopback = bool(options.host) and ip_address(options.host).is_loopback
         self.gateway = Gateway(
@@ -79,8 +81,19 @@ class Serving:
                 open_cluster=not network.has_secret and not is_loopback,
                 other_secret=network.other_secret,
             ),
-            Logs(agent, book, client, recent),
+            Peers(agent, book, client, recent),
         )
+        self.app = create_app(
+            self.gateway,
+            api_keys=options.api_keys,
+            cors_origins=options.cors_origins,
+            names=(socket.gethostname(), *options.allow_hosts),
+            open_api=options.open_api,
+            body_limit=options.max_body,
+            ollama_port=network.api.ollama_port,
+        )
+        answer = self.app[KEEPER].answer
+        self.control = ControlService(agent, self.head, allowlist, models.specs, self.commands, recent, answer)
 
     def _release(self, model: str) -> None:
         """Unload a model that a user does not want any more, and name it no more."""

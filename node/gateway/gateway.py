@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from node.cluster.commands import Commands
 from node.gateway.disk import Disk
-from node.gateway.logs import Logs
 from node.gateway.model_index import ModelIndex
 from node.gateway.monitor import Monitor
 from node.gateway.open_models import OpenModels
+from node.gateway.peers import Peers
 from node.gateway.router import Router
 from node.text.grammars import Grammars
 
@@ -23,4 +23,4 @@ class Gateway:
     commands: Commands
     disk: Disk
     monitor: Monitor
-    logs: Logs
+    peers: Peers

@@ -12,6 +12,7 @@ from node.core.errors import Incompatible
 from node.core.limits import COUNTER_LIMIT, MAX_ADDRESSES, MAX_MODELS, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS
 from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES, RECENT
 from node.core.models import KV_BITS
+from node.core.response_ids import Ask
 from node.wire import control_pb2 as pb
 from node.wire import serving_pb2
 
@@ -109,6 +110,14 @@ def checked_evaluation(message: serving_pb2.EvaluateRequest) -> serving_pb2.Eval
 def checked_log_request(message: pb.LogRequest) -> pb.LogRequest:
     """Raises Incompatible."""
     _check_maximum("lines of the log", message.lines, RECENT)
+    return message
+
+
+def checked_response_request(message: pb.ResponseRequest) -> pb.ResponseRequest:
+    """Raises Incompatible."""
+    _check_names(message.id)
+    if message.ask not in tuple(Ask):
+        raise Incompatible(f"A peer asks for {message.ask[:40]!r} of a response.")
     return message
 
 

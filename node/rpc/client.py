@@ -17,6 +17,7 @@ from node.core.model_files import Listing
 from node.core.models import ModelSpec, ModelVersion
 from node.core.nodes import Address
 from node.core.reports import Heartbeat
+from node.core.response_ids import Ask
 from node.rpc.boundary import calling
 from node.rpc.channel_options import CHANNEL_OPTIONS, CONTROL_OPTIONS, Options
 from node.rpc.checks import checked_heartbeat, checked_listing, checked_log_part, checked_spec
@@ -39,6 +40,8 @@ DESCRIBE_TIMEOUT_S = 60.0
 """Time to read the headers of a big model's files from a slow disk."""
 STALL_TIMEOUT_S = 30.0
 """Silence while reading a file: a disk that has to wake up takes some 10 s."""
+MAX_RESPONSE_BYTES = 64 * 2**20
+"""As many as a node keeps of all responses together."""
 BANDWIDTH_BYTES = 4 * 2**20
 """Payload by which a path's bandwidth is measured: as large as the hidden states of a chunk of a prompt."""
 _FIRST_BYTES = 256 * 1024
@@ -219,6 +222,21 @@ class RpcClient:
                     yield list(part.lines)
         finally:
             call.cancel()
+
+    async def response(self, peer: Address, ask: Ask, response_id: str) -> bytes:
+        """A response that a peer keeps, as JSON of at most MAX_RESPONSE_BYTES; it may be cancelled or deleted as well."""
+        stub = ControlStub(self._channel(peer, "files"))
+        call = stub.Response(control_pb2.ResponseRequest(id=response_id, ask=ask))
+        data = bytearray()
+        try:
+            with calling(peer.target):
+                while (part := await self._next(call, peer.target, "a response")) is not grpc.aio.EOF:
+                    data += part.data
+                    if len(data) > MAX_RESPONSE_BYTES:
+                        raise Incompatible(f"{peer.target} sent more than {MAX_RESPONSE_BYTES:,} bytes of a response.")
+        finally:
+            call.cancel()
+        return bytes(data)
 
     async def generate(self, peer: Address, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Generate tokens on a driver, whose own deadlines end the stream.

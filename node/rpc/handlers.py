@@ -11,6 +11,7 @@ from node.core.model_files import Listing
 from node.core.models import ModelSpec, ModelVersion
 from node.core.nodes import Caller
 from node.core.reports import Heartbeat
+from node.core.response_ids import Ask
 
 
 class ControlHandler(Protocol):
@@ -46,6 +47,12 @@ class ControlHandler(Protocol):
 
     def log(self, lines: int, caller: Caller, *, follow: bool) -> AsyncGenerator[list[str], None]:
         """As RecentLines.read. Raises Overloaded when newer readings take the place of one that follows."""
+
+    async def response(self, ask: Ask, response_id: str) -> bytes:
+        """JSON of a response that this node keeps, which is cancelled or deleted if that is asked for.
+
+        Raises an error with status 404 for a response that is not here, BadRequest if it can't be cancelled.
+        """
 
 
 class ServingHandler(Protocol):

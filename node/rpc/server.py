@@ -15,6 +15,7 @@ from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest
 from node.core.models import ModelVersion, Wish
 from node.core.reports import Heartbeat
+from node.core.response_ids import Ask
 from node.host.ports import is_served
 from node.rpc.boundary import quiet_tracebacks
 from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, SERVER_OPTIONS
@@ -25,6 +26,7 @@ from node.rpc.checks import (
     checked_log_request,
     checked_model,
     checked_request,
+    checked_response_request,
 )
 from node.rpc.connection_limit import ConnectionLimit
 from node.rpc.frame_codec import decode
@@ -43,6 +45,8 @@ from node.wire.serving_pb2_grpc import (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
+RESPONSE_PART = 256 * 1024
+"""Bytes of a response in one message."""
 FRAMES_METHOD = "/pippin.serving.RingLink/Frames"
 
 
@@ -152,6 +156,14 @@ class _Control(ControlServicer):
         async with aclosing(self._handler.log(request.lines, caller_of(context), follow=request.follow)) as parts:
             async for lines in parts:
                 yield control_pb2.LogPart(lines=lines)
+
+    async def Response(
+        self, request: control_pb2.ResponseRequest, context: Context
+    ) -> AsyncGenerator[control_pb2.ResponsePart, None]:
+        checked_response_request(request)
+        data = await self._handler.response(Ask(request.ask), request.id)
+        for start in range(0, len(data), RESPONSE_PART):
+            yield control_pb2.ResponsePart(data=data[start : start + RESPONSE_PART])
 
 
 class _Serving(ServingServicer):

@@ -60,6 +60,20 @@ class DrainRequest(_message.Message):
     draining: bool
     def __init__(self, node: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
+class ResponseRequest(_message.Message):
+    __slots__ = ("id", "ask")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    ask: str
+    def __init__(self, id: _Optional[str] = ..., ask: _Optional[str] = ...) -> None: ...
+
+class ResponsePart(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
 class LogRequest(_message.Message):
     __slots__ = ("lines", "follow")
     LINES_FIELD_NUMBER: _ClassVar[int]

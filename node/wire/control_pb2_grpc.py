@@ -92,6 +92,11 @@ class ControlStub:
                 request_serializer=node_dot_wire_dot_control__pb2.LogRequest.SerializeToString,
                 response_deserializer=node_dot_wire_dot_control__pb2.LogPart.FromString,
                 _registered_method=True)
+        self.Response = channel.unary_stream(
+                '/pippin.control.Control/Response',
+                request_serializer=node_dot_wire_dot_control__pb2.ResponseRequest.SerializeToString,
+                response_deserializer=node_dot_wire_dot_control__pb2.ResponsePart.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -177,6 +182,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Response(self, request, context):
+        """A response of the Responses API that this node keeps, which is cancelled or deleted if that is asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -234,6 +246,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Log,
                     request_deserializer=node_dot_wire_dot_control__pb2.LogRequest.FromString,
                     response_serializer=node_dot_wire_dot_control__pb2.LogPart.SerializeToString,
+            ),
+            'Response': grpc.unary_stream_rpc_method_handler(
+                    servicer.Response,
+                    request_deserializer=node_dot_wire_dot_control__pb2.ResponseRequest.FromString,
+                    response_serializer=node_dot_wire_dot_control__pb2.ResponsePart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -536,6 +553,33 @@ class Control:
             '/pippin.control.Control/Log',
             node_dot_wire_dot_control__pb2.LogRequest.SerializeToString,
             node_dot_wire_dot_control__pb2.LogPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Response(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pippin.control.Control/Response',
+            node_dot_wire_dot_control__pb2.ResponseRequest.SerializeToString,
+            node_dot_wire_dot_control__pb2.ResponsePart.FromString,
             options,
             channel_credentials,
             insecure,

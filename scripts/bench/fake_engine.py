@@ -110,7 +110,7 @@ class FakeGateway:
         self._processes = processes
         self._client = client
         self._driver = driver
-        self.open_models = self.router = self.monitor = self.logs = self
+        self.open_models = self.router = self.monitor = self.peers = self
 
     async def open(self, _name: str, client: str) -> OpenModel:
         return OpenModel(MODEL, 8192, SandboxedEncoder(self._processes, client), "")

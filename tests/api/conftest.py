@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import aiohttp
@@ -27,7 +28,10 @@ from node.core.logs import RecentLines
 from node.core.models import ModelDescription, ModelEntry
 from node.core.pool import Pool
 from node.core.reports import NodeMetrics, RingTraffic
+from node.core.response_ids import Ask
+from node.core.views import NodeState
 from node.gateway.disk import Pulled
+from node.gateway.peers import Peers
 from node.model.short_names import untagged
 from node.text.encoder import check_length
 from node.text.grammars import Grammars
@@ -75,6 +79,27 @@ class ScriptedModel:
         return await self.pool.run(self.tokenizer.encode_chat, messages, tools, **more)
 
 
+class ScriptedPeers(Peers):
+    """Knows nodes by a letter, of which their ids consist."""
+
+    def __init__(self, backend: "ScriptedBackend", node: str = "a", **answers: Callable[..., Any]) -> None:
+        """`answers`: about responses, of other nodes."""
+
+        async def response(peer: str, ask: Ask, response_id: str) -> bytes:
+            answer: bytes = await answers[peer](ask, response_id)
+            return answer
+
+        infos = [SimpleNamespace(id=each * 53, name=each) for each in (node, *answers)]
+        view = SimpleNamespace(
+            peers=[SimpleNamespace(report=SimpleNamespace(info=info), state=NodeState.ALIVE) for info in infos]
+        )
+        agent: Any = SimpleNamespace(info=infos[0], view=lambda: view)
+        book: Any = SimpleNamespace(address_of=lambda node: node[0])
+        client: Any = SimpleNamespace(response=response)
+        super().__init__(agent, book, client, backend.recent)
+        self.log = backend.log  # type: ignore[method-assign]
+
+
 @dataclass
 class ScriptedBackend:
     """Answers each request with the tokens of `script`, which may depend on the request, and ends as a driver does."""
@@ -112,7 +137,10 @@ class ScriptedBackend:
     def models(self) -> Self:
         return self
 
-    open_models = router = commands = disk = monitor = logs = models
+    open_models = router = commands = disk = monitor = models
+
+    def __post_init__(self) -> None:
+        self.peers = ScriptedPeers(self)
 
     def say(self, text: str) -> None:
         """Answer with this text and the end token."""
@@ -209,7 +237,7 @@ class ScriptedBackend:
     def overview(self) -> dict[str, Any]:
         return {"schema": 1, "models": [], "short_names": {}}
 
-    def read(self, node: str, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
+    def log(self, node: str, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
         if self.refusal:
             raise self.refusal
         self.logs_of.append(node)

@@ -15,9 +15,9 @@ from node.core.pool import Pools
 from node.core.reports import NodeReport
 from node.core.rings import Placement, Refusal, Ring, StageSpec
 from node.core.views import ClusterView, NodeState, PeerView
-from node.gateway.logs import Logs
 from node.gateway.monitor import Monitor
 from node.gateway.open_models import OpenModels, _Opened
+from node.gateway.peers import Peers
 from node.text.sandbox import SandboxServer
 from node.text.sandboxed_encoder import SandboxedEncoder
 from tests.text.test_constraint import DEMO
@@ -156,12 +156,12 @@ async def test_health_names_the_warnings_that_are_problems(agent, sandbox_server
 
 async def test_the_log_of_this_node_and_of_others(agent):
     recent = RecentLines()
-    logs = Logs(agent, None, None, recent)
+    peers = Peers(agent, None, None, recent)
     recent.write("one\ntwo\n")
     for name in ("", "n1"):
-        assert [part async for part in logs.read(name, 1, follow=False)] == [["two"]]
+        assert [part async for part in peers.log(name, 1, follow=False)] == [["two"]]
     with pytest.raises(NodeNotFound, match="No node is named 'n2'"):
-        logs.read("n2", 1, follow=False)
+        peers.log("n2", 1, follow=False)
 
 
 async def test_health_names_the_threads_for_which_work_waits(agent, sandbox_server, monkeypatch):

@@ -11,9 +11,10 @@ from node.core.errors import StaleFence
 from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Claim, File, Listing
-from node.core.models import ModelSpec, ModelVersion
+from node.core.models import ModelSpec
 from node.core.nodes import Caller, Memory, NodeInfo
 from node.core.reports import Heartbeat, NodeReport
+from node.core.response_ids import Ask
 from node.core.rings import Fence
 from node.rpc.client import RpcClient
 from node.rpc.security import Security
@@ -53,8 +54,11 @@ class Handlers:
             yield []
             await asyncio.sleep(0.01)
 
-    async def describe(self, version: ModelVersion) -> ModelSpec:
-        raise NotImplementedError(version)
+    async def response(self, ask: Ask, response_id: str) -> bytes:
+        return f"{ask} {response_id} ".encode() * 100_000
+
+    async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
+        raise NotImplementedError(model)
 
     async def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         for position, token in enumerate(request.prompt):

@@ -15,6 +15,7 @@ from node.core.errors import Incompatible, PeerUnavailable, PippinError
 from node.core.frames import Frame
 from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES
 from node.core.nodes import Address, Caller
+from node.core.response_ids import Ask
 from node.core.rings import Fence
 from node.rpc.boundary import quiet_tracebacks
 from node.rpc.client import RpcClient
@@ -168,6 +169,18 @@ async def test_a_bandwidth_that_cannot_be_measured() -> None:
             with pytest.raises(PippinError):
                 await client.bandwidth(Address(f"127.0.0.1:{silent.getsockname()[1]}"), 0.2)
             assert not client._channels
+
+
+async def test_the_response_that_a_peer_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (_, target), RpcClient() as client:
+        assert await client.response(Address(target), Ask.GET, "resp_1") == b"get resp_1 " * 100_000
+        with pytest.raises(Incompatible, match="asks for 'all' of a response"):
+            await client.response(Address(target), "all", "resp_1")  # type: ignore[arg-type]
+        with pytest.raises(Incompatible, match="of 513 characters"):
+            await client.response(Address(target), Ask.GET, "r" * 513)
+        monkeypatch.setattr("node.rpc.client.MAX_RESPONSE_BYTES", 1_000_000)
+        with pytest.raises(Incompatible, match="sent more than 1,000,000 bytes"):
+            await client.response(Address(target), Ask.GET, "resp_1")
 
 
 async def test_the_log_of_a_peer() -> None:

@@ -1,0 +1,117 @@
+"""Finds responses on whichever node keeps them, and answers other nodes that look for one here."""
+
+import json
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from pydantic import Field, ValidationError
+
+from api.chat.message import StrictModel
+from api.http.body import Bodies
+from api.http.errors import NotFound, PreviousNotFound
+from api.http.json_object import parse_object
+from api.http.limits import SMALL_BODY
+from api.responses.background import Background
+from api.responses.items import read_item
+from api.responses.store import Json, Store, StoredResponse
+from node.core.errors import BadRequest, Incompatible, NodeNotFound
+from node.core.response_ids import Ask
+from node.gateway.peers import Peers
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    background: Background
+    bodies: Bodies
+    peers: Peers
+    store: Store = field(default_factory=Store)
+
+    async def ask(self, ask: Ask, response_id: str) -> StoredResponse:
+        """The response, which is cancelled or deleted if that is asked for.
+
+        Raises NotFound, BadRequest for the cancellation of a response that is not in the background, and PeerUnavailable.
+        """
+        if not self.peers.is_kept_elsewhere(response_id):
+            return await self._ask_here(ask, response_id)
+        try:
+            sent = await self.peers.response(ask, response_id)
+        except NodeNotFound as error:
+            hint = "The node that kept it is gone, and its responses with it."
+            raise NotFound(_not_found(response_id), hint=hint) from error
+        return await self.bodies.work(partial(_received, response_id, sent), small=len(sent) <= SMALL_BODY)
+
+    async def before(self, response_id: str) -> StoredResponse:
+        """The response that a request continues. Raises PreviousNotFound, PeerUnavailable."""
+        hint = ""
+        try:
+            kept = await self.ask(Ask.GET, response_id)
+            if kept.response["status"] not in ("queued", "in_progress"):
+                return kept
+        except NotFound as error:
+            hint = error.hint
+        raise PreviousNotFound(
+            f"Previous {_not_found(response_id)[:1].lower()}{_not_found(response_id)[1:]}",
+            hint=hint or "It was not stored, or was deleted to make room.",
+            param="previous_response_id",
+        )
+
+    async def answer(self, ask: Ask, response_id: str) -> bytes:
+        """For another node: the response, which this node keeps, as JSON. Raises what `ask` raises."""
+        kept = await self._ask_here(ask, response_id)
+        before = kept.history[: len(kept.history) - len(kept.input) - len(kept.response["output"])]
+        sent = {"response": kept.response, "input": kept.input, "before": before, "bytes": kept.bytes}
+        return json.dumps(sent, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+
+    async def _ask_here(self, ask: Ask, response_id: str) -> StoredResponse:
+        kept = self._find(response_id)
+        if ask is Ask.CANCEL and not kept.response["background"]:
+            raise BadRequest("Cannot cancel a synchronous response.", hint="Close its connection instead.")
+        if ask is not Ask.GET:
+            await self.background.cancel(response_id)
+            kept = self._find(response_id)
+        if ask is Ask.DELETE:
+            self.store.delete(response_id)
+        return kept
+
+    def _find(self, response_id: str) -> StoredResponse:
+        """The response, running or stored. Raises NotFound."""
+        running = self.background.find(response_id)
+        kept = running.stored() if running else self.store.get(response_id)
+        if kept is None:
+            raise NotFound(_not_found(response_id))
+        return kept
+
+
+KEEPER = web.AppKey("keeper", Keeper)
+
+
+def _not_found(response_id: str) -> str:
+    return f"Response with id '{response_id[:80]}' not found."
+
+
+class _Sent(StrictModel):
+    """A response as another node sends it."""
+
+    response: Json
+    input: list[Any]
+    before: list[Any]
+    bytes: int = Field(ge=0)
+
+
+def _received(response_id: str, data: bytes) -> StoredResponse:
+    """Read what another node has sent. Its items are checked as those of clients are. Raises Incompatible."""
+    try:
+        sent = _Sent.model_validate(parse_object(data))
+        if sent.response["id"] != response_id or not isinstance(sent.response["status"], str):
+            raise BadRequest("It is another response.")
+        given = tuple(read_item("input", item) for item in sent.input)
+        rest = (*sent.before, *sent.response["output"])
+        before = [read_item("output", item) for item in rest]
+    except (BadRequest, ValidationError, KeyError, TypeError) as error:
+        raise Incompatible(
+            f"The node that keeps the response {response_id} has sent something else: {error}"
+        ) from error
+    count = len(sent.before)
+    return StoredResponse(sent.response, given, (*before[:count], *given, *before[count:]), sent.bytes)
