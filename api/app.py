@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator
 from functools import partial
 
 from aiohttp import hdrs, web
@@ -21,7 +21,7 @@ from api.http.callers import Callers
 from api.http.cors import Cors
 from api.http.errors import EndpointUnsupported
 from api.http.gate import gate, leave_to_gate
-from api.http.in_flight import IN_FLIGHT, InFlight
+from api.http.in_flight import IN_FLIGHT, RequestsInFlight
 from api.http.limits import BODY_S, FOLLOWERS, FOLLOWERS_OF_ONE, MAX_BODY
 from api.http.stream import EventStream, StreamTiming
 from api.ollama.greeting import greeting
@@ -43,6 +43,9 @@ OPEN_PATHS = frozenset({"/health", *PAGE})
 """Paths that need no key: load balancers, supervisors and addresses typed into a browser have none, and the answers
 contain nothing confidential.
 """
+GET, POST, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_DELETE
+OF_RERANKERS = ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank")
+"""Endpoints of servers such as vLLM, refused with the reason: clients would take a bare 404 for a wrong URL."""
 
 
 def create_app(
@@ -69,7 +72,7 @@ def create_app(
     # The `Host` check prevents DNS rebinding. It adds nothing where every request needs a key; where any page may use the
     # API, `Cors` makes it for what is left to named pages.
     callers = Callers(anywhere=keyed or open_api, names=None if keyed or "*" in cors_origins else names)
-    cors, in_flight, counted = Cors(cors_origins, names, keyed=keyed), InFlight(), Metrics(gateway.monitor)
+    cors, in_flight, counted = Cors(cors_origins, names, keyed=keyed), RequestsInFlight(), Metrics(gateway.monitor)
     bodies = Bodies(body_limit, body_s)
     app = web.Application(
         client_max_size=body_limit,
@@ -89,12 +92,17 @@ def create_app(
     app[KEEPER] = Keeper(background, bodies, gateway.peers)
     responses = Responses(env, background, app[KEEPER])
     app.on_cleanup.append(responses.end)
-    _add_openai_routes(app.router, env, responses)
-    _add_anthropic_routes(app.router, env)
-    _add_refusals(app.router)
-    _add_own_routes(app.router, env, counted)
-    _add_ollama_routes(app.router, env, cors)
-    _add_page(app.router, ollama_port)
+    both = [*_openai_routes(env, responses), *_anthropic_routes(env)]
+    for method, path, handler in (
+        *((method, f"/v1{path}", handler) for method, path, handler in both),
+        *both,
+        *_own_routes(env, counted, ollama_port),
+        *ollama_routes(env, cors.check_change),
+    ):
+        # With add_get, HEAD is answered as well.
+        add = app.router.add_get if method == GET else partial(app.router.add_route, method)
+        # By default aiohttp asks for the body, or refuses the `Expect` header, before any middleware runs.
+        add(path, handler, expect_handler=leave_to_gate)
     _add_fallbacks(app.router)
     return app
 
@@ -104,61 +112,47 @@ async def _keep_type(_request: web.BaseRequest, response: web.StreamResponse) ->
     response.headers["X-Content-Type-Options"] = "nosniff"
 
 
-def _add_openai_routes(router: web.UrlDispatcher, env: Env, responses: Responses) -> None:
-    for prefix in ("/v1", ""):
-        _add(router.add_post, f"{prefix}/chat/completions", partial(chat.create, env))
-        _add(router.add_post, f"{prefix}/completions", partial(completions.create, env))
-        _add(router.add_post, f"{prefix}/embeddings", partial(embeddings.create, env))
-        _add(router.add_post, f"{prefix}/tokenize", partial(tokenize.tokenize, env))
-        _add(router.add_post, f"{prefix}/detokenize", partial(tokenize.detokenize, env))
-        for path, handler, theirs in (
-            ("/models", models.index, anthropic_models.index),
-            ("/models/{id:.+}", models.show, anthropic_models.show),
-        ):
-            _add(router.add_get, f"{prefix}{path}", by_client(partial(handler, env), partial(theirs, env)))
-        _add(router.add_post, f"{prefix}/responses", responses.create)
-        _add(router.add_get, f"{prefix}/responses/{{id}}", responses.show)
-        _add(router.add_delete, f"{prefix}/responses/{{id}}", responses.delete)
-        _add(router.add_post, f"{prefix}/responses/{{id}}/cancel", responses.cancel)
-        _add(router.add_get, f"{prefix}/responses/{{id}}/input_items", responses.input_items)
+Route = tuple[str, str, Handler]
+"""Method, path and handler."""
 
 
-def _add_ollama_routes(router: web.UrlDispatcher, env: Env, cors: Cors) -> None:
-    add = {hdrs.METH_GET: router.add_get, hdrs.METH_POST: router.add_post, hdrs.METH_DELETE: router.add_delete}
-    for method, path, handler in ollama_routes(env, cors.check_change):
-        _add(add[method], path, handler)
+def _openai_routes(env: Env, responses: Responses) -> Iterator[Route]:
+    yield POST, "/chat/completions", partial(chat.create, env)
+    yield POST, "/completions", partial(completions.create, env)
+    yield POST, "/embeddings", partial(embeddings.create, env)
+    yield POST, "/tokenize", partial(tokenize.tokenize, env)
+    yield POST, "/detokenize", partial(tokenize.detokenize, env)
+    yield GET, "/models", by_client(partial(models.index, env), partial(anthropic_models.index, env))
+    yield GET, "/models/{id:.+}", by_client(partial(models.show, env), partial(anthropic_models.show, env))
+    yield POST, "/responses", responses.create
+    yield GET, "/responses/{id}", responses.show
+    yield DELETE, "/responses/{id}", responses.delete
+    yield POST, "/responses/{id}/cancel", responses.cancel
+    yield GET, "/responses/{id}/input_items", responses.input_items
 
 
-def _add_anthropic_routes(router: web.UrlDispatcher, env: Env) -> None:
-    for prefix in ("/v1", ""):
-        _add(router.add_post, f"{prefix}/messages", partial(messages.create, env))
-        _add(router.add_post, f"{prefix}/messages/count_tokens", partial(messages.count, env))
+def _anthropic_routes(env: Env) -> Iterator[Route]:
+    yield POST, "/messages", partial(messages.create, env)
+    yield POST, "/messages/count_tokens", partial(messages.count, env)
 
 
-def _add_page(router: web.UrlDispatcher, ollama_port: int | None) -> None:
+def _own_routes(env: Env, counted: Metrics, ollama_port: int | None) -> Iterator[Route]:
+    yield GET, "/health", partial(admin.health, env)
+    yield GET, "/version", admin.version
+    yield GET, "/metrics", partial(metrics.show, counted)
+    yield GET, "/cluster/status", partial(admin.cluster_status, env)
+    yield GET, "/cluster/logs", partial(logs.show, env.gateway.peers, Followers(FOLLOWERS, FOLLOWERS_OF_ONE))
+    yield GET, "/cluster/models", partial(admin.cluster_models, env)
+    yield POST, "/cluster/models/{model:.+}/load", partial(admin.load, env)
+    yield POST, "/cluster/models/{model:.+}/unload", partial(admin.unload, env)
+    yield POST, "/cluster/models/{model:.+}/pull", partial(admin.pull, env)
+    yield DELETE, "/cluster/models/{model:.+}", partial(admin.remove, env)
+    yield POST, "/cluster/nodes/{node}/drain", partial(admin.set_draining, env, draining=True)
+    yield POST, "/cluster/nodes/{node}/undrain", partial(admin.set_draining, env, draining=False)
     for path, show in page_routes().items():
-        _add(router.add_get, path, greeting(show, ollama_port) if path == "/" else show)
-
-
-def _add_refusals(router: web.UrlDispatcher) -> None:
-    """Endpoints of servers such as vLLM, refused with the reason: clients would take a bare 404 for a wrong URL."""
-    for path in ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"):
-        _add(router.add_post, path, _no_scores)
-
-
-def _add_own_routes(router: web.UrlDispatcher, env: Env, counted: Metrics) -> None:
-    _add(router.add_get, "/health", partial(admin.health, env))
-    _add(router.add_get, "/version", admin.version)
-    _add(router.add_get, "/metrics", partial(metrics.show, counted))
-    _add(router.add_get, "/cluster/status", partial(admin.cluster_status, env))
-    _add(router.add_get, "/cluster/logs", partial(logs.show, env.gateway.peers, Followers(FOLLOWERS, FOLLOWERS_OF_ONE)))
-    _add(router.add_get, "/cluster/models", partial(admin.cluster_models, env))
-    _add(router.add_post, "/cluster/models/{model:.+}/load", partial(admin.load, env))
-    _add(router.add_post, "/cluster/models/{model:.+}/unload", partial(admin.unload, env))
-    _add(router.add_post, "/cluster/models/{model:.+}/pull", partial(admin.pull, env))
-    _add(router.add_delete, "/cluster/models/{model:.+}", partial(admin.remove, env))
-    _add(router.add_post, "/cluster/nodes/{node}/drain", partial(admin.set_draining, env, draining=True))
-    _add(router.add_post, "/cluster/nodes/{node}/undrain", partial(admin.set_draining, env, draining=False))
+        yield GET, path, greeting(show, ollama_port) if path == "/" else show
+    for path in OF_RERANKERS:
+        yield POST, path, _no_scores
 
 
 def _add_fallbacks(router: web.UrlDispatcher) -> None:
@@ -167,11 +161,6 @@ def _add_fallbacks(router: web.UrlDispatcher) -> None:
         assert isinstance(resource, web.Resource)
         resource.add_route(ANYTHING_ELSE, _wrong_method, expect_handler=leave_to_gate)
     router.add_route(ANYTHING_ELSE, "/{path:.*}", _nothing_here, expect_handler=leave_to_gate)
-
-
-def _add(add_method: Callable[..., object], path: str, handler: Handler) -> None:
-    # By default aiohttp asks for the body, or refuses the `Expect` header, before any middleware runs.
-    add_method(path, handler, expect_handler=leave_to_gate)
 
 
 async def _wrong_method(request: web.Request) -> web.StreamResponse:

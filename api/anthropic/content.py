@@ -38,7 +38,7 @@ class RedactedThinking(StrictModel):
     """Reasoning that only Anthropic can read; it is left out."""
 
 
-class ToolUse(StrictModel):
+class ToolUseBlock(StrictModel):
     id: Name
     name: Name
     input: dict[str, Any]
@@ -50,7 +50,7 @@ class ToolResult(StrictModel):
     is_error: bool = False
 
 
-Block = Text | Thinking | RedactedThinking | ToolUse | ToolResult
+Block = Text | Thinking | RedactedThinking | ToolUseBlock | ToolResult
 Kinds = Mapping[str, type[Block]]
 Message = tuple[str, list[Block]]
 """Role and blocks."""
@@ -58,7 +58,7 @@ Message = tuple[str, list[Block]]
 TEXT: Kinds = {"text": Text}
 KINDS: Mapping[str, Kinds] = {
     "user": {**TEXT, "tool_result": ToolResult},
-    "assistant": {**TEXT, "thinking": Thinking, "redacted_thinking": RedactedThinking, "tool_use": ToolUse},
+    "assistant": {**TEXT, "thinking": Thinking, "redacted_thinking": RedactedThinking, "tool_use": ToolUseBlock},
     "system": TEXT,
 }
 """The blocks of each role's messages."""
@@ -82,7 +82,7 @@ def chat_messages(given: Any) -> list[Json]:
     messages = [_message(f"messages[{index}]", message) for index, message in enumerate(given)]
     turns = _turns(_without_late_system(messages))
     # Some templates want the name of the function that a result is of.
-    names = {block.id: block.name for _, blocks in turns for block in blocks if isinstance(block, ToolUse)}
+    names = {block.id: block.name for _, blocks in turns for block in blocks if isinstance(block, ToolUseBlock)}
     return [message for role, blocks in turns for message in _turn(role, blocks, names)]
 
 
@@ -93,7 +93,9 @@ def _turns(messages: Iterable[Message]) -> list[Message]:
         for role, turn in groupby(messages, key=itemgetter(0))
     ]
     said = [
-        turn for turn in turns if turn[0] != "assistant" or any(isinstance(each, Text | ToolUse) for each in turn[1])
+        turn
+        for turn in turns
+        if turn[0] != "assistant" or any(isinstance(each, Text | ToolUseBlock) for each in turn[1])
     ]
     return turns if len(said) == len(turns) else _turns(said)
 
@@ -180,7 +182,7 @@ def _assistant_message(blocks: Sequence[Block]) -> Json:
         message["reasoning_content"] = "\n".join(thoughts)
     if any(isinstance(block, Text) for block in blocks):
         message["content"] = _text_of(blocks)
-    if uses := [block for block in blocks if isinstance(block, ToolUse)]:
+    if uses := [block for block in blocks if isinstance(block, ToolUseBlock)]:
         message["tool_calls"] = [
             {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": json.dumps(use.input)}}
             for use in uses

@@ -30,7 +30,7 @@ class Events(Sse):
 
 
 @dataclass(slots=True)
-class Output:
+class MessageOutput:
     """Content blocks in the order in which they began; at most the last one is unfinished."""
 
     body: MessagesRequest

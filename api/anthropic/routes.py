@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from api.anthropic.output import Events, Output
+from api.anthropic.output import Events, MessageOutput
 from api.anthropic.schema import MessagesRequest, PromptRequest
 from api.chat.answer import Delta
 from api.chat.env import STREAM, Env
@@ -41,8 +41,8 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
             request, env.timing, partial(env.gateway.open_models.loading, body.model), Events()
         )
     with renamed_params(PARAMS):
-        job, choices = await prepare(env, request, chat, f"msg_{uuid.uuid4().hex}")
-    output = Output(body, job.id, job.model.id, choices[0])
+        prepared, choices = await prepare(env, request, chat, f"msg_{uuid.uuid4().hex}")
+    output = MessageOutput(body, prepared.id, prepared.model.id, choices[0])
     if body.stream:
         return await _stream(env, request, output)
 
@@ -62,7 +62,7 @@ async def count(env: Env, request: web.Request) -> web.Response:
     return web.json_response({"input_tokens": len(prompt)})
 
 
-async def _stream(env: Env, request: web.Request, output: Output) -> web.StreamResponse:
+async def _stream(env: Env, request: web.Request, output: MessageOutput) -> web.StreamResponse:
     events = request[STREAM]
 
     async def take(_: int, delta: Delta) -> None:

@@ -29,7 +29,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """`tool_choice.type`, and chat's `tool_choice`."""
 
 
-class Tool(WithoutNulls):
+class OfferedTool(WithoutNulls):
     name: str
     description: str | None = None
     input_schema: Json
@@ -100,7 +100,7 @@ class OutputConfig(WithoutNulls):
     format: OutputFormat | None = None
 
 
-class Metadata(WithoutNulls):
+class MessageMetadata(WithoutNulls):
     user_id: Name | None = None
 
 
@@ -111,7 +111,7 @@ class PromptRequest(WithoutNulls):
     messages: Annotated[list[Json], PlainValidator(chat_messages)]
     """As chat messages."""
     system: Annotated[str, PlainValidator(system_text)] = ""
-    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[OfferedTool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: ThinkingConfig = ThinkingConfig(type="disabled")
     output_config: OutputConfig = OutputConfig()
@@ -168,7 +168,7 @@ class MessagesRequest(PromptRequest):
         default=[], max_length=MAX_STOP_SEQUENCES, fail_fast=True
     )
     stream: bool = False
-    metadata: Metadata = Metadata()
+    metadata: MessageMetadata = MessageMetadata()
     service_tier: Literal["auto", "standard_only"] = "auto"
 
     @model_validator(mode="after")

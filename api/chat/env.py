@@ -21,7 +21,7 @@ STREAM = web.RequestKey("stream", EventStream)
 """The request's stream; the error middleware writes errors into it."""
 
 
-class Meter(Protocol):
+class TokenCounter(Protocol):
     """Counts for operators."""
 
     def count_first_token(self, model: str, seconds: float) -> None:
@@ -36,7 +36,7 @@ class Env:
     """Dependencies of all handlers."""
 
     gateway: Gateway
-    meter: Meter
+    meter: TokenCounter
     timing: StreamTiming
     bodies: Bodies
 

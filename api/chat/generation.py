@@ -27,7 +27,7 @@ Emit = Callable[[int, Delta], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Prepared:
     """What all choices of one request share."""
 
     id: str

@@ -6,20 +6,20 @@ from aiohttp import web
 
 from api.chat.constraint import AnswerConstraint, make_grammar
 from api.chat.env import Env, open_model
-from api.chat.generation import Choice, Job, check_tokens, read_prediction
+from api.chat.generation import Choice, Prepared, check_tokens, read_prediction
 from api.chat.request import ChatRequest
 from api.http.callers import CLIENT
 from node.core.errors import BadRequest
 from node.text.sandboxed_encoder import OpenModel
 
 
-async def prepare(env: Env, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
+async def prepare(env: Env, request: web.Request, body: ChatRequest, answer_id: str) -> tuple[Prepared, list[Choice]]:
     """Prepare the choices of a chat request."""
     constraint = await _constraint(env, body, request[CLIENT])
     model = await open_model(env, request, body)
     prompt = await _encode(model, body, constraint, context=model.context)
-    job = Job(
-        id=job_id,
+    prepared = Prepared(
+        id=answer_id,
         client=request[CLIENT],
         model=model,
         body=body,
@@ -29,7 +29,7 @@ async def prepare(env: Env, request: web.Request, body: ChatRequest, job_id: str
         prediction=await read_prediction(model, body, body.answer_tokens),
         grammar=constraint.grammar,
     )
-    return job, job.choices(prompt, reader=lambda: constraint.reader(model.tokenizer, prompt))
+    return prepared, prepared.choices(prompt, reader=lambda: constraint.reader(model.tokenizer, prompt))
 
 
 async def encode_chat(env: Env, request: web.Request, body: ChatRequest, *, most: int) -> tuple[OpenModel, list[int]]:

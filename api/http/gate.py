@@ -7,10 +7,10 @@ from api.http.auth import ApiKeys
 from api.http.body import Bodies
 from api.http.callers import CLIENT, Callers
 from api.http.cors import READING, Cors
-from api.http.in_flight import InFlight
+from api.http.in_flight import RequestsInFlight
 
 
-def gate(callers: Callers, cors: Cors, keys: ApiKeys, in_flight: InFlight, bodies: Bodies) -> Middleware:
+def gate(callers: Callers, cors: Cors, keys: ApiKeys, in_flight: RequestsInFlight, bodies: Bodies) -> Middleware:
     """Middleware with all checks.
 
     It raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417.

@@ -9,7 +9,7 @@ from aiohttp import web
 from node.core.errors import ShuttingDown
 
 
-class InFlight:
+class RequestsInFlight:
     """Counts the requests in flight, and the background responses. Create it inside a running event loop."""
 
     def __init__(self) -> None:
@@ -46,4 +46,4 @@ class InFlight:
                 await self._idle.wait()
 
 
-IN_FLIGHT = web.AppKey("in_flight", InFlight)
+IN_FLIGHT = web.AppKey("in_flight", RequestsInFlight)

@@ -10,7 +10,7 @@ from aiohttp import web
 from api.chat.answer import Delta
 from api.chat.constraint import make_grammar
 from api.chat.env import STREAM, Env, open_model
-from api.chat.generation import Choice, Job, new_id, run_all
+from api.chat.generation import Choice, Prepared, new_id, run_all
 from api.chat.param_names import renamed_params
 from api.chat.prompt import encode_text, prepare
 from api.chat.request import ChatRequest, ResponseFormat
@@ -57,8 +57,8 @@ class Generations:
             return await self._keep(request, body, writer)
         self._begin(request, body, writer)
         with renamed_params(PARAMS):
-            job, choices = await prepare(self.env, request, chat, new_id("chat"))
-        return await self._answer(request, durations, writer, job, choices)
+            prepared, choices = await prepare(self.env, request, chat, new_id("chat"))
+        return await self._answer(request, durations, writer, prepared, choices)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         durations = Durations()
@@ -69,10 +69,10 @@ class Generations:
         self._begin(request, body, writer)
         with renamed_params(OF_GENERATE):
             if isinstance(asked, ChatRequest):
-                job, choices = await prepare(self.env, request, asked, new_id("generate"))
+                prepared, choices = await prepare(self.env, request, asked, new_id("generate"))
             else:
-                job, choices = await self._prepare_raw(request, body, asked)
-        return await self._answer(request, durations, writer, job, choices)
+                prepared, choices = await self._prepare_raw(request, body, asked)
+        return await self._answer(request, durations, writer, prepared, choices)
 
     def _begin(self, request: web.Request, body: Generation, writer: Writer) -> None:
         """Make the request's stream, in the format of Ollama, if it is to be streamed."""
@@ -81,12 +81,12 @@ class Generations:
 
     async def _prepare_raw(
         self, request: web.Request, body: GenerateBody, asked: CompletionRequest
-    ) -> tuple[Job, list[Choice]]:
+    ) -> tuple[Prepared, list[Choice]]:
         form = ResponseFormat.model_validate(body.response_format).json_format
         grammar = await make_grammar(self.env.gateway.grammars, ToolUse(), form, request[CLIENT])
         model = await open_model(self.env, request, asked)
         prompt = await encode_text(model, body.prompt, param="prompt")
-        job = Job(
+        prepared = Prepared(
             id=new_id("generate"),
             client=request[CLIENT],
             model=model,
@@ -96,15 +96,15 @@ class Generations:
             param="prompt",
             grammar=grammar,
         )
-        return job, job.choices(prompt)
+        return prepared, prepared.choices(prompt)
 
     async def _answer(
-        self, request: web.Request, durations: Durations, writer: Writer, job: Job, choices: list[Choice]
+        self, request: web.Request, durations: Durations, writer: Writer, prepared: Prepared, choices: list[Choice]
     ) -> web.StreamResponse:
         durations.opened()
         calls = Calls()
         events: EventStream | None = request.get(STREAM)
-        write = partial(writer.line, tokenizer=job.model.tokenizer, top_logprobs=job.sampling.logprobs)
+        write = partial(writer.line, tokenizer=prepared.model.tokenizer, top_logprobs=prepared.sampling.logprobs)
         whole, finish = Part(), None
 
         async def take(_: int, delta: Delta) -> None:

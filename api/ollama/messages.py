@@ -22,27 +22,27 @@ def _no_images(value: Any) -> None:
 NoImages = Annotated[None, BeforeValidator(_no_images)]
 
 
-class Function(StrictModel):
+class OllamaFunction(StrictModel):
     name: Name
     arguments: Json | None = None
 
 
-class Call(StrictModel):
-    function: Function
+class OllamaCall(StrictModel):
+    function: OllamaFunction
     id: Name | None = None
 
 
-class Message(StrictModel):
+class OllamaMessage(StrictModel):
     role: Name
     content: str | None = None
     thinking: str | None = None
     images: NoImages = None
-    tool_calls: list[Call] | None = Field(default=None, max_length=MAX_CALLS, fail_fast=True)
+    tool_calls: list[OllamaCall] | None = Field(default=None, max_length=MAX_CALLS, fail_fast=True)
     tool_name: Name | None = None
     tool_call_id: Name | None = None
 
 
-def for_chat(messages: Sequence[Message]) -> list[Json]:
+def for_chat(messages: Sequence[OllamaMessage]) -> list[Json]:
     """The messages as chat has them. Calls get ids; a result belongs to the first call of its tool that has none."""
     made: list[Json] = []
     waiting: list[tuple[str, str]] = []
@@ -65,7 +65,7 @@ def for_chat(messages: Sequence[Message]) -> list[Json]:
     return made
 
 
-def _call(call_id: str, function: Function) -> Json:
+def _call(call_id: str, function: OllamaFunction) -> Json:
     arguments = json.dumps(function.arguments or {}, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from api.chat.schema import MAX_INT, stop_list
 from api.http.limits import MAX_INPUTS, MAX_MESSAGES, MAX_STOP_SEQUENCES, MAX_TOOLS
-from api.ollama.messages import Message, NoImages
+from api.ollama.messages import NoImages, OllamaMessage
 from node.core.limits import MAX_NAME_CHARS
 
 Json = dict[str, Any]
@@ -77,7 +77,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-class Options(_Strict):
+class ModelOptions(_Strict):
     """The options that change the answer; all others are ignored."""
 
     temperature: float | None = None
@@ -121,7 +121,7 @@ class ModelRequest(_Strict):
 
 class _Asking(_Strict):
     model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
-    options: Options = Options()
+    options: ModelOptions = ModelOptions()
     keep_alive: Annotated[float | None, BeforeValidator(_seconds)] = None
 
 
@@ -162,7 +162,7 @@ class Generation(_Asking):
 
 
 class ChatBody(Generation):
-    messages: list[Message] = Field(default=[], max_length=MAX_MESSAGES, fail_fast=True)
+    messages: list[OllamaMessage] = Field(default=[], max_length=MAX_MESSAGES, fail_fast=True)
     tools: list[Json] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
 
 

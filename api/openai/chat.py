@@ -21,9 +21,9 @@ from node.text.tokenizer import Tokenizer
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body = await env.bodies.read(request, partial(parse, ChatRequest))
-    job, choices = await prepare(env, request, body, new_id("chatcmpl"))
-    shape = ChatShape(job.model.tokenizer, body.wanted_logprobs, legacy=body.tool_use.legacy)
-    return await Reply(job, choices, shape).send(request, env)
+    prepared, choices = await prepare(env, request, body, new_id("chatcmpl"))
+    shape = ChatShape(prepared.model.tokenizer, body.wanted_logprobs, legacy=body.tool_use.legacy)
+    return await Reply(prepared, choices, shape).send(request, env)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from aiohttp import web
 from api.chat.answer import Delta
 from api.chat.echo import Echo, prompt_pieces
 from api.chat.env import Env, open_model
-from api.chat.generation import Choice, Job, new_id, read_prediction
+from api.chat.generation import Choice, Prepared, new_id, read_prediction
 from api.chat.logprobs import legacy_logprobs
 from api.chat.prompt import encode_text
 from api.chat.schema import CompletionRequest, parse
@@ -27,7 +27,7 @@ from node.text.tokenizer import Tokenizer
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body = await env.bodies.read(request, partial(parse, CompletionRequest))
     model = await open_model(env, request, body)
-    job = Job(
+    prepared = Prepared(
         id=new_id("cmpl"),
         client=request[CLIENT],
         model=model,
@@ -47,17 +47,17 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
     for prompt in body.prompt:
         await asyncio.sleep(0)  # let other tasks run: thousands of prompts take long
         tokens = await encode_text(model, prompt, param="prompt")
-        job.max_new_tokens(tokens)
-        name = f"{job.id}-{len(choices)}-prompt"
+        prepared.max_new_tokens(tokens)
+        name = f"{prepared.id}-{len(choices)}-prompt"
         wanted = None
         if body.echo and body.logprobs is not None:
-            wanted = EvaluateRequest(name, model.id, tuple(tokens), body.logprobs, job.client, model.revision)
+            wanted = EvaluateRequest(name, model.id, tuple(tokens), body.logprobs, prepared.client, model.revision)
         echo = await _echo(model, prompt, tokens, wanted) if body.echo else None
         echoed += body.copies * len(echo.text) if echo else 0
         if echoed > env.bodies.limit:
             raise BadRequest(f"The answers would echo more than {env.bodies.limit:,} characters.", param="echo")
-        choices += job.choices(tokens, first=len(choices), echo=echo)
-    return await Reply(job, choices, CompletionShape(model.tokenizer, body.logprobs)).send(request, env)
+        choices += prepared.choices(tokens, first=len(choices), echo=echo)
+    return await Reply(prepared, choices, CompletionShape(model.tokenizer, body.logprobs)).send(request, env)
 
 
 async def _echo(

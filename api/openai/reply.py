@@ -11,7 +11,7 @@ from aiohttp import web
 
 from api.chat.answer import Delta, Ending, TokenText
 from api.chat.env import STREAM, Env
-from api.chat.generation import Choice, Job, best, run_all, usage
+from api.chat.generation import Choice, Prepared, best, run_all, usage
 from api.chat.reader import CallDelta
 
 
@@ -53,13 +53,13 @@ class Shape(Protocol):
 class Reply:
     """The response to one request, while it is being made."""
 
-    job: Job
+    prepared: Prepared
     choices: Sequence[Choice]
     shape: Shape
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def send(self, request: web.Request, env: Env) -> web.StreamResponse:
-        if self.job.body.stream:
+        if self.prepared.body.stream:
             return await self._stream(request, env)
         collected = [Collected() for _ in self.choices]
 
@@ -67,38 +67,37 @@ class Reply:
             collected[index].add(delta)
 
         await run_all(env, self.choices, collect)
-        kept = best(self.choices, self.job.body)
+        kept = best(self.choices, self.prepared.body)
         choices = [self.shape.whole(index, collected[choice.index]) for index, choice in enumerate(kept)]
-        return web.json_response(self._object(self.shape.object, choices) | {"usage": self._usage()})
+        used = usage(self.choices, self.prepared.body.copies)
+        return web.json_response(self._object(self.shape.object, choices) | {"usage": used})
 
     async def _stream(self, request: web.Request, env: Env) -> web.StreamResponse:
         events = request[STREAM]
+        chunk = self._object(self.shape.chunk_object, [])
         # OpenAI's chunks have `usage: null` if the last chunk will have the usage.
-        no_usage = {"usage": None} if self.job.body.include_usage else {}
+        no_usage = {"usage": None} if self.prepared.body.include_usage else {}
 
         async def emit(index: int, delta: Delta) -> None:
             for choice in self.shape.chunks(index, delta):
-                await events.send(self._object(self.shape.chunk_object, [choice]) | no_usage)
+                await events.send(chunk | {"choices": [choice]} | no_usage)
 
         async with events.kept_alive():
             await run_all(env, self.choices, emit)
-            if self.job.body.include_usage:
-                await events.send(self._object(self.shape.chunk_object, []) | {"usage": self._usage()})
+            if self.prepared.body.include_usage:
+                await events.send(chunk | {"usage": usage(self.choices, self.prepared.body.copies)})
             await events.done()
         return events.response
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self.job.id,
+            "id": self.prepared.id,
             "object": kind,
             "created": self.created,
-            "model": self.job.model.id,
-            "system_fingerprint": fingerprint(self.job.model.id),
+            "model": self.prepared.model.id,
+            "system_fingerprint": fingerprint(self.prepared.model.id),
             "choices": choices,
         }
-
-    def _usage(self) -> dict[str, Any]:
-        return usage(self.choices, self.job.body.copies)
 
 
 @cache

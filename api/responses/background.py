@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from api.chat.env import Env
-from api.http.in_flight import InFlight
+from api.http.in_flight import RequestsInFlight
 from api.http.limits import MAX_BACKGROUND, MAX_BACKGROUND_BYTES, MAX_BACKGROUND_S
 from api.responses.turn import Turn
 from node.core.errors import Overloaded, PippinError, as_pippin_error
@@ -20,7 +20,7 @@ class Background:
     def __init__(
         self,
         env: Env,
-        in_flight: InFlight,
+        in_flight: RequestsInFlight,
         *,
         most: int = MAX_BACKGROUND,
         most_bytes: int = MAX_BACKGROUND_BYTES,

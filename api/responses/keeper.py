@@ -91,7 +91,7 @@ def _not_found(response_id: str) -> str:
     return f"Response with id '{response_id[:80]}' not found."
 
 
-class _Sent(StrictModel):
+class _SentResponse(StrictModel):
     """A response as another node sends it."""
 
     response: Json
@@ -103,7 +103,7 @@ class _Sent(StrictModel):
 def _received(response_id: str, data: bytes) -> StoredResponse:
     """Read what another node has sent. Its items are checked as those of clients are. Raises Incompatible."""
     try:
-        sent = _Sent.model_validate(parse_object(data))
+        sent = _SentResponse.model_validate(parse_object(data))
         if sent.response["id"] != response_id or not isinstance(sent.response["status"], str):
             raise BadRequest("It is another response.")
         given = tuple(read_item("input", item) for item in sent.input)

@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Output:
+class ResponseOutput:
     """Output items in the order in which they began; at most one is unfinished."""
 
     body: ResponseRequest

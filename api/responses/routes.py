@@ -23,7 +23,7 @@ from api.http.limits import SMALL_BODY
 from api.responses.background import Background
 from api.responses.items import Item, messages_of
 from api.responses.keeper import Keeper
-from api.responses.output import Output
+from api.responses.output import ResponseOutput
 from api.responses.schema import ResponseRequest
 from api.responses.turn import Turn
 from node.core.errors import BadRequest, ContextExceeded, NotReady, PippinError
@@ -59,7 +59,9 @@ class Responses:
             )
         items = (*before.history, *new) if before else new
         chat = await self.env.bodies.work(partial(_as_chat, body, items, given), small=whole <= SMALL_BODY)
-        turn = Turn(Output(body, body.model, self.keeper.peers.new_response_id()), before, new, size, self.keeper.store)
+        turn = Turn(
+            ResponseOutput(body, body.model, self.keeper.peers.new_response_id()), before, new, size, self.keeper.store
+        )
         if body.background:
             await self._begin(turn, asyncio.create_task(self._open(request, chat, turn)))
             return web.json_response(turn.output.response())
@@ -130,7 +132,7 @@ class Responses:
     async def _open(self, request: web.Request, chat: ChatRequest, turn: Turn) -> None:
         """Wait for the model; up to `loading_s` for a background response, for which no client waits."""
         deadline = time.monotonic() + self.env.timing.loading_s
-        while turn.job is None:
+        while turn.prepared is None:
             try:
                 with renamed_params(turn.output.body.params):
                     turn.open(*await prepare(self.env, request, chat, turn.output.id))

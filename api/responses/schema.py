@@ -12,7 +12,7 @@ from api.chat.schema import MAX_INT
 from api.http.errors import Unsupported
 from api.http.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
 from api.responses.items import Item, items_of
-from api.responses.tools import Function, Place, flat_name, functions_of
+from api.responses.tools import Place, PlacedFunction, flat_name, functions_of
 from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS
 
@@ -91,7 +91,7 @@ class ResponseRequest(WithoutNulls):
     prompt_cache_key: Name | None = None
     conversation: Any = None
     prompt: Any = None
-    _functions: list[Function] = PrivateAttr(default=[])
+    _functions: list[PlacedFunction] = PrivateAttr(default=[])
 
     @property
     def logprobs(self) -> int | None:

@@ -24,7 +24,7 @@ class Place(NamedTuple):
     name: str
 
 
-class Function(NamedTuple):
+class PlacedFunction(NamedTuple):
     """A function that a model can call."""
 
     place: Place
@@ -33,7 +33,7 @@ class Function(NamedTuple):
     """Where the request has it, such as `tools[2]`; chat numbers only functions."""
 
 
-def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
+def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[PlacedFunction]:
     """The functions of a request's tools.
 
     Raises Unsupported if there are only tools of other kinds: their client relies on them.
@@ -50,12 +50,12 @@ def flat_name(place: Place) -> str:
     return place.name if place.namespace is None else f"{place.namespace.rstrip('_')}__{place.name}"
 
 
-def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[Function]:
+def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[PlacedFunction]:
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"
         match tool:
             case {"type": "function"}:
-                yield Function(Place(None, str(tool.get("name", ""))), _function(tool), param)
+                yield PlacedFunction(Place(None, str(tool.get("name", ""))), _function(tool), param)
             case {"type": "namespace", "name": str(namespace), "tools": list(members)}:
                 for place_in_it, member in enumerate(members):
                     if isinstance(member, dict) and member.get("type") == "function":
@@ -63,7 +63,7 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[Function]:
                         place = Place(namespace, str(name or ""))
                         if name and isinstance(name, str):  # else chat refuses it
                             function["name"] = flat_name(place)
-                        yield Function(place, function, f"{param}.tools[{place_in_it}]")
+                        yield PlacedFunction(place, function, f"{param}.tools[{place_in_it}]")
             case {"type": "namespace"}:
                 raise BadRequest("A namespace needs a name and a list of tools.", param=param)
             case {"type": str()}:

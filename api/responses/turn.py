@@ -5,11 +5,11 @@ from typing import Any
 
 from api.chat.answer import Delta
 from api.chat.env import Env
-from api.chat.generation import Choice, Job, run_all, usage
+from api.chat.generation import Choice, Prepared, run_all, usage
 from api.chat.logprobs import chat_logprobs
 from api.http.errors import shorten
 from api.responses.items import Item
-from api.responses.output import Output
+from api.responses.output import ResponseOutput
 from api.responses.store import Store, StoredResponse
 from node.core.errors import PippinError
 
@@ -18,20 +18,20 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Turn:
-    output: Output
+    output: ResponseOutput
     before: StoredResponse | None
     """The response that it continues."""
     given: tuple[Item, ...]
     size: int
     """Approximate bytes of `given`."""
     store: Store
-    job: Job | None = None
+    prepared: Prepared | None = None
     """None until its model is ready."""
     choices: list[Choice] = field(default_factory=list)
 
-    def open(self, job: Job, choices: list[Choice]) -> None:
-        self.job, self.choices = job, choices
-        self.output.open(job.model.id, job.sampling)
+    def open(self, prepared: Prepared, choices: list[Choice]) -> None:
+        self.prepared, self.choices = prepared, choices
+        self.output.open(prepared.model.id, prepared.sampling)
 
     async def run(self, env: Env) -> None:
         """Generate the response without reporting events."""
@@ -84,9 +84,9 @@ class Turn:
 
     def _logprobs(self, delta: Delta) -> list[Json]:
         top = self.output.body.logprobs
-        if top is None or self.job is None:
+        if top is None or self.prepared is None:
             return []
-        content: list[Json] = chat_logprobs(self.job.model.tokenizer, delta.tokens, top)["content"]
+        content: list[Json] = chat_logprobs(self.prepared.model.tokenizer, delta.tokens, top)["content"]
         return content
 
 

@@ -14,7 +14,7 @@ from api.http.in_flight import IN_FLIGHT
 from api.http.stream import StreamTiming
 from api.responses.background import Background
 from api.responses.items import items_of, messages_of
-from api.responses.output import Output
+from api.responses.output import ResponseOutput
 from api.responses.schema import ResponseRequest
 from api.responses.store import Store, StoredResponse
 from node.core.errors import NotReady, Overloaded, PippinError, RingLost
@@ -674,7 +674,7 @@ async def test_efforts_are_those_of_openai(server, effort):
 
 def test_thoughts_and_calls_have_items_of_their_own():
     body = parse(ResponseRequest, {"model": MODEL, "input": "x"})
-    output = Output(body, "demo", "resp_1")
+    output = ResponseOutput(body, "demo", "resp_1")
     output.open(MODEL, Sampling())
     events = [
         *output.begin(),
