@@ -18,9 +18,7 @@ class Tensor:
 
 
 SequenceId = int
-"""Number of a lane, of a prefix, and of the sequence in a row. They share one space: a lane's row becomes a prefix, and a
-prefix a lane. See node/ring/numbers.py.
-"""
+"""Number of a lane, a prefix or a row's sequence: one space, as rows become prefixes, and prefixes lanes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,8 +193,7 @@ class Guesser:
 
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Follow the answer. Returns whether the sources have caught up with it."""
-        behind = [source for source in self._sources if not source.follow(tokens, CATCH_UP)]
-        return not behind
+        return not [source for source in self._sources if not source.follow(tokens, CATCH_UP)]
 
     def _best(self, expected: str) -> "_Rated | None":
         """The source to ask for the token after these guesses."""
