@@ -15,7 +15,7 @@ def test_delays_end_at_moments_that_they_share(monkeypatch, adjust, shortest_s, 
     monkeypatch.setattr(clock, "now", lambda: present)
     for delay_s in (shortest_s, 0.3, 0.4, 0.6, 1.0, 7.3):
         adjusted = adjust(delay_s)
-        ended = (present + adjusted) / clock._GRID_S
+        ended = (present + adjusted) / clock.GRID_S
         assert ended == pytest.approx(round(ended))
         assert least <= adjusted - delay_s <= most
 
