@@ -6,7 +6,7 @@
     .venv/bin/python scripts/fuzz.py --cluster open --requests 0 --schemas 5000 --streams 0 --models 0 --seed 7
 
 The numbers count all attacks of a kind, half of them for each cluster. The attacks depend on the seed alone. Exits with
-1 if a node died, an answer took too long or is not documented in docs/api.md, a log has a traceback, memory grew beyond
+1 if a node died, an answer took too long or is not documented in docs/troubleshooting.md, a log has a traceback, memory grew beyond
 its limit, `/health` was late, or "Hello" is not answered as before.
 """
 

@@ -66,7 +66,6 @@ PRIVATE = "cHJpdmF0ZSB0byB0aGUgdXNlcg"
 """A line of a file that is not a model's."""
 RANDOM_BYTES = 40
 BATCH = 50
-LISTED_S = 60.0
 
 
 async def attack(target: Target, count: int, seed: int) -> None:
@@ -81,9 +80,7 @@ async def attack(target: Target, count: int, seed: int) -> None:
             await asyncio.to_thread(_make, target.models / name, random.Random(f"{seed} {name}"))
         await asyncio.to_thread(shutil.copytree, BUILTIN, whole)
         # when this one is listed, so are the others
-        await asyncio.to_thread(
-            until, lambda whole=whole: _lists(target, whole.name), LISTED_S, "new models are listed"
-        )
+        await asyncio.to_thread(until, lambda whole=whole: _lists(target, whole.name), "new models are listed")
         try:
             await target.each("model", names, lambda node, name: _ask(target, node, name))
         finally:

@@ -51,10 +51,10 @@ class Findings:
 
 
 def documented_codes() -> dict[str, int]:
-    """Return the error codes with a 5xx status in docs/api.md, except `internal_error`, which no attack may cause."""
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`[^|]+`) \| (5\d\d) \|", text, re.MULTILINE)
-    found = {code: int(status) for codes, status in rows for code in re.findall(r"`(\w+)`", codes)}
+    """Return the error codes with a 5xx status in docs/troubleshooting.md, except `internal_error`, which no attack may cause."""
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    found = {code: int(status) for code, status in re.findall(r"^### (\w+)\n\n(5\d\d)\b", text, re.MULTILINE)}
+    assert found, "the page has no such codes"
     return {code: status for code, status in found.items() if code != "internal_error"}
 
 
