@@ -234,12 +234,12 @@ def test_a_node_that_is_away_for_a_while_costs_nobody_a_load(cluster: Cluster) -
     victim.signal(signal.SIGSTOP)
     try:
         until(lambda: head.status()["models"][0]["state"] == "refused", "the model has no place")
-        assert [layer["model"] for layer in own(head)["idle"]] == [MODEL]
+        until(lambda: [layer["model"] for layer in own(head)["idle"]] == [MODEL], "the head keeps its layers")
     finally:
         victim.signal(signal.SIGCONT)
     cluster.ready(*nodes)
     assert head.chat("Hello").text == text
-    assert not own(head)["idle"]
+    until(lambda: not own(head)["idle"], "the head's layers are in the ring again")
     for node in nodes:
         assert node.written.count(f"loading {MODEL}") == 1
         assert "unloading" not in node.written
