@@ -40,6 +40,8 @@ DESCRIBE_TIMEOUT_S = 60.0
 """Time to read the headers of a big model's files from a slow disk."""
 STALL_TIMEOUT_S = 30.0
 """Silence while reading a file: a disk that has to wake up takes some 10 s."""
+RESPONSE_TIMEOUT_S = 60.0
+"""For a whole response of MAX_RESPONSE_BYTES: a peer that sends it byte by byte would otherwise hold its place for ever."""
 MAX_RESPONSE_BYTES = 64 * 2**20
 """As many as a node keeps of all responses together."""
 BANDWIDTH_BYTES = 4 * 2**20
@@ -226,7 +228,7 @@ class RpcClient:
     async def response(self, peer: Address, ask: Ask, response_id: str) -> bytes:
         """A response that a peer keeps, as JSON of at most MAX_RESPONSE_BYTES; it may be cancelled or deleted as well."""
         stub = ControlStub(self._channel(peer, "files"))
-        call = stub.Response(control_pb2.ResponseRequest(id=response_id, ask=ask))
+        call = stub.Response(control_pb2.ResponseRequest(id=response_id, ask=ask), timeout=RESPONSE_TIMEOUT_S)
         data = bytearray()
         try:
             with calling(peer.target):

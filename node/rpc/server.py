@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -10,7 +11,7 @@ import grpc
 
 from node.core.addresses import join_host_port
 from node.core.commands import DrainNode, LoadModel, UnloadModel
-from node.core.errors import PortTaken
+from node.core.errors import Overloaded, PortTaken
 from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest
 from node.core.models import ModelVersion, Wish
@@ -47,6 +48,10 @@ from node.wire.serving_pb2_grpc import (
 Context = grpc.aio.ServicerContext[Any, Any]
 RESPONSE_PART = 256 * 1024
 """Bytes of a response in one message."""
+MAX_RESPONSES = 8
+"""Responses that are sent at once; each may have megabytes, which stay in memory until the reader has them."""
+MAX_RESPONSES_OF_ONE = 4
+"""Of those, to one node; it asks for no more at once."""
 FRAMES_METHOD = "/pippin.serving.RingLink/Frames"
 
 
@@ -108,6 +113,8 @@ class RpcServer:
 class _Control(ControlServicer):
     def __init__(self, handler: ControlHandler) -> None:
         self._handler = handler
+        self._readers: Counter[str] = Counter()
+        """Nodes, or addresses without a secret, to which responses are being sent."""
 
     async def Exchange(self, request: control_pb2.Heartbeat, context: Context) -> control_pb2.Heartbeat:
         caller = caller_of(context)
@@ -161,9 +168,17 @@ class _Control(ControlServicer):
         self, request: control_pb2.ResponseRequest, context: Context
     ) -> AsyncGenerator[control_pb2.ResponsePart, None]:
         checked_response_request(request)
-        data = await self._handler.response(Ask(request.ask), request.id)
-        for start in range(0, len(data), RESPONSE_PART):
-            yield control_pb2.ResponsePart(data=data[start : start + RESPONSE_PART])
+        caller = caller_of(context)
+        reader, total = caller.node or caller.address, self._readers.total()
+        if total >= MAX_RESPONSES or self._readers[reader] >= MAX_RESPONSES_OF_ONE:
+            raise Overloaded(f"{total} responses are being sent already, {self._readers[reader]} of them to {reader}.")
+        self._readers[reader] += 1
+        try:
+            data = await self._handler.response(Ask(request.ask), request.id)
+            for start in range(0, len(data), RESPONSE_PART):
+                yield control_pb2.ResponsePart(data=data[start : start + RESPONSE_PART])
+        finally:
+            self._readers -= Counter((reader,))  # without those that have none left
 
 
 class _Serving(ServingServicer):

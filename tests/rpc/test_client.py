@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from node.core.errors import Incompatible, PeerUnavailable, PippinError
+from node.core.errors import Incompatible, Overloaded, PeerTimeout, PeerUnavailable, PippinError
 from node.core.frames import Frame
 from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES
 from node.core.nodes import Address, Caller
@@ -19,6 +19,8 @@ from node.core.response_ids import Ask
 from node.core.rings import Fence
 from node.rpc.boundary import quiet_tracebacks
 from node.rpc.client import RpcClient
+from node.wire.control_pb2 import ResponseRequest
+from node.wire.control_pb2_grpc import ControlStub
 from tests.patience import PATIENCE_S
 from tests.rpc.conftest import serving
 
@@ -181,6 +183,43 @@ async def test_the_response_that_a_peer_keeps(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("node.rpc.client.MAX_RESPONSE_BYTES", 1_000_000)
         with pytest.raises(Incompatible, match="sent more than 1,000,000 bytes"):
             await client.response(Address(target), Ask.GET, "resp_1")
+
+
+async def test_a_response_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.rpc.client.RESPONSE_TIMEOUT_S", 0.2)
+
+    async def response(ask: Ask, response_id: str) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with serving() as (handlers, target), RpcClient() as client:
+        monkeypatch.setattr(handlers, "response", response)
+        with pytest.raises(PeerTimeout):
+            await client.response(Address(target), Ask.GET, "resp_1")
+
+
+@pytest.mark.parametrize(("readers", "most"), [(4, 8), (3, 3)])
+async def test_a_peer_that_reads_no_response(monkeypatch: pytest.MonkeyPatch, readers: int, most: int) -> None:
+    async def response(ask: Ask, response_id: str) -> bytes:
+        return bytes(50 * 2**20)
+
+    monkeypatch.setattr("node.rpc.server.MAX_RESPONSES", most)
+    async with serving() as (handlers, target), RpcClient() as client, grpc.aio.insecure_channel(target) as channel:
+        monkeypatch.setattr(handlers, "response", response)
+        stub = ControlStub(channel)
+        unread = [stub.Response(ResponseRequest(id=f"resp_{n}", ask="get")) for n in range(readers)]
+        for call in unread:
+            await call.read()  # only the first part of many
+        with pytest.raises(Overloaded, match=f"{readers} responses are being sent already, {readers} of them to 127"):
+            await client.response(Address(target), Ask.GET, "resp_1")
+        unread[0].cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                with contextlib.suppress(Overloaded):
+                    assert len(await client.response(Address(target), Ask.GET, "resp_1")) == 50 * 2**20
+                    break
+        for call in unread:
+            call.cancel()
 
 
 async def test_the_log_of_a_peer() -> None:
