@@ -13,10 +13,9 @@ from node.core.errors import PippinError
 from node.core.frames import Back, Drop, Open
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import DRAFT_CONTEXT
-from node.engine.sampling import NO_TOKEN, begin_draw
+from node.engine.sampling import NO_TOKEN, Draw, begin_draw
 from node.engine.stage import Stage
 from node.engine.tensor_codec import token_array
-from node.engine.verdict import Draw
 
 CHUNK_S = 0.02
 """Target duration of a chunk of a prompt, as the ring's own steps wait for it."""

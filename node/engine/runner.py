@@ -18,10 +18,10 @@ from node.engine.device import is_gpu
 from node.engine.evaluate import evaluate, is_finite
 from node.engine.faults import Faults
 from node.engine.lanes import Ahead, LeftoverKv
-from node.engine.sampling import NO_TOKEN, Drawn, Sampled, begin_draw
+from node.engine.sampling import NO_TOKEN, Draw, Drawn, Sampled, begin_draw
 from node.engine.stage import Stage
 from node.engine.tensor_codec import Packed, pack, token_array, unpack, unpack_tokens
-from node.engine.verdict import Draw, Following, StepFailed, Verdict
+from node.engine.verdict import Following, StepFailed, Verdict
 from node.text.constraint import Constraints
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,15 @@ position) alone, so small differences of the logits between machines change the 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
 
 from node.core.generation import Sampling
+from node.text.constraint import Constraint
 
 
 class History(NamedTuple):
@@ -23,6 +25,19 @@ class History(NamedTuple):
 
     prompt: Sequence[int] = ()
     generated: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The sampler's input for one row: the next token has `position`, from 0, and follows `history`."""
+
+    sampling: Sampling
+    position: int
+    history: History
+    ends: Callable[[int], bool]
+    """Whether the session ends with this token."""
+    constraint: Constraint | None = None
+    """The tokens that the session's grammar allows; needs the generated tokens of `history`."""
 
 
 NO_TOKEN = -1

@@ -1,33 +1,18 @@
 """What the driver asks of the job that computes a step's results, and what the job answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkResult
 from node.core.frames import Frame
-from node.core.generation import Sampling
-from node.engine.sampling import History, Sampled
-from node.text.constraint import Constraint
+from node.engine.sampling import Sampled
 
 
 class StepFailed(PippinError):
     """MLX could not compute a step."""
 
     code = "step_failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """The sampler's input for one row: the next token has `position`, from 0, and follows `history`."""
-
-    sampling: Sampling
-    position: int
-    history: History
-    ends: Callable[[int], bool]
-    """Whether the session ends with this token."""
-    constraint: Constraint | None = None
-    """The tokens that the session's grammar allows; needs the generated tokens of `history`."""
 
 
 RowResult = Sampled | ChunkResult | PippinError

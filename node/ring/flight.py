@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, SequenceId
-from node.engine.verdict import Draw
+from node.engine.sampling import Draw
 from node.ring.session import PartialEvaluation, Slot
 
 

@@ -10,8 +10,8 @@ from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Eva
 from node.core.frames import SequenceId
 from node.core.generation import Finish, GenerateRequest, TokenEvent
 from node.core.guesses import Earlier, Guesser
-from node.engine.sampling import History
-from node.engine.verdict import Draw, RowResult
+from node.engine.sampling import Draw, History
+from node.engine.verdict import RowResult
 from node.ring.prefixes import BYTES, pack
 from node.text.constraint import Constraint
 

@@ -20,9 +20,9 @@ from node.core.rings import Fence
 from node.engine.faults import Faults
 from node.engine.plan import make_plan
 from node.engine.runner import Runner
-from node.engine.sampling import History, Sampled
+from node.engine.sampling import Draw, History, Sampled
 from node.engine.stage import Stage
-from node.engine.verdict import Draw, Following, StepFailed, Verdict
+from node.engine.verdict import Following, StepFailed, Verdict
 from tests.engine.configurations import CONFIGURATIONS, each
 from tests.engine.models import load, prompt, shared_model, write_model
 

@@ -8,8 +8,7 @@ import pytest
 
 from node.core.generation import Sampling
 from node.engine.draft import DraftFailed, DraftModel
-from node.engine.sampling import History
-from node.engine.verdict import Draw
+from node.engine.sampling import Draw, History
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, plan_of, shared_model
 

@@ -15,9 +15,9 @@ from node.core.rings import Fence
 from node.engine.compute import Compute
 from node.engine.faults import MAX_IN_ROW, Faults
 from node.engine.runner import Runner
-from node.engine.sampling import History, Sampled
+from node.engine.sampling import Draw, History, Sampled
 from node.engine.stage import Stage
-from node.engine.verdict import Draw, StepFailed
+from node.engine.verdict import StepFailed
 from node.engine.watchdog import Watchdog
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, shared_model

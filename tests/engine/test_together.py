@@ -13,8 +13,8 @@ from node.core.rings import Fence
 from node.engine import runner as module
 from node.engine.faults import Faults
 from node.engine.runner import Runner
-from node.engine.sampling import History, Sampled
-from node.engine.verdict import Draw, Following, Verdict
+from node.engine.sampling import Draw, History, Sampled
+from node.engine.verdict import Following, Verdict
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, shared_model
 

@@ -16,8 +16,8 @@ from node.core.frames import CacheOp, Failure, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
-from node.engine.sampling import Sampled
-from node.engine.verdict import Draw, Following, StepFailed, Verdict
+from node.engine.sampling import Draw, Sampled
+from node.engine.verdict import Following, StepFailed, Verdict
 from node.ring.driver import Driver
 from node.ring.guessing import Guessing
 from node.ring.limits import RingLimits

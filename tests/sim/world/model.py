@@ -19,8 +19,8 @@ from node.core.generation import GenerateRequest, Sampling
 from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed
-from node.engine.sampling import Sampled
-from node.engine.verdict import Draw, Following, StepFailed, Verdict
+from node.engine.sampling import Draw, Sampled
+from node.engine.verdict import Following, StepFailed, Verdict
 
 if TYPE_CHECKING:
     from node.engine.faults import Faults
