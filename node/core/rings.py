@@ -62,6 +62,10 @@ class Ring:
         """The next node of the ring; after the last comes the driver."""
         return self.nodes[(self.nodes.index(node) + 1) % len(self.nodes)]
 
+    def before(self, node: str) -> str:
+        """The node whose frames come to this one."""
+        return self.nodes[self.nodes.index(node) - 1]
+
     @property
     def place(self) -> RingPlace:
         """A ring finds the weights in memory that another ring of the same place has left, and its KV

@@ -25,6 +25,7 @@ from node.gateway.peers import Peers
 from node.gateway.router import Router
 from node.options import Options
 from node.ring.lifecycle import Rings
+from node.ring.limits import RingOptions
 from node.text.sandbox import SandboxServer
 
 
@@ -50,12 +51,14 @@ class Serving:
             compute,
             client,
             models.files.of_shard,
-            usable=usable,
-            max_queue=options.max_queue,
-            max_batch=options.max_batch,
-            step_timeout_s=options.step_timeout,
-            guesses=options.guesses,
-            grammars=models.grammars,
+            models.grammars,
+            RingOptions(
+                usable=usable,
+                max_queue=options.max_queue,
+                max_batch=options.max_batch,
+                step_timeout_s=options.step_timeout,
+                guesses=options.guesses,
+            ),
         )
         self.head = Head(
             agent,

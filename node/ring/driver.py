@@ -16,8 +16,7 @@ from node.engine.verdict import Following, Verdict
 from node.ring.flight import Step
 from node.ring.guessing import Guessing
 from node.ring.limits import RingLimits
-from node.ring.next_hop import NextHop
-from node.ring.pipeline import Pipeline
+from node.ring.pipeline import OpenLink, Pipeline
 from node.ring.prefill import GRID
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session
@@ -39,26 +38,25 @@ class Driver:
         limits: RingLimits,
         compute: Compute,
         runner: Runner,
-        next_hop: NextHop | None,
+        open_link: OpenLink | None,
         on_ended: Callable[[PippinError, int], None],
         *,
-        step_timeout_s: float,
         numbers: Iterator[SequenceId],
         leftover: Mapping[SequenceId, tuple[int, ...]],
         guessing: Guessing | None = None,
     ) -> None:
-        """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
-        itself, and with the Scheduler.prompt_chunk that it had. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
-        node.ring.numbers.sequence_numbers. `leftover`: the tokens whose KV a ring of the same layers left, by sequence
-        number. `guessing`: None if no steps of guessed tokens are computed while stages are idle.
+        """`open_link`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
+        itself, and with the Admission.prompt_chunk that it had. `numbers`: see node.ring.numbers.sequence_numbers.
+        `leftover`: the tokens whose KV a ring of the same layers left, by sequence number. `guessing`: None if no steps of
+        guessed tokens are computed while stages are idle.
         """
         self.ring = ring
         self._on_ended = on_ended
-        self._step_timeout = step_timeout_s
+        self._step_timeout = limits.step_timeout_s
         self._compute = compute
         self.runner = runner
-        self._alone = next_hop is None
-        self._pipeline = Pipeline(ring, next_hop, self.end)
+        self._alone = open_link is None
+        self._pipeline = Pipeline(ring, open_link, self.end)
         self._scheduler = Scheduler(
             limits,
             numbers,
@@ -67,9 +65,9 @@ class Driver:
             pads=runner.plan.pads,
             trimmable=runner.plan.trimmable,
             grid=GRID if runner.plan.chunked else 0,
-            ahead=next_hop is None and runner.plan.steps_back,
-            guesses=guessing is not None and next_hop is not None,
-            draft_context=guessing.draft_context if guessing and next_hop else 0,
+            ahead=open_link is None and runner.plan.steps_back,
+            guesses=guessing is not None and open_link is not None,
+            draft_context=guessing.draft_context if guessing and open_link else 0,
         )
         self._guessing = guessing or Guessing()
         self._wake = asyncio.Event()
@@ -78,6 +76,7 @@ class Driver:
         """Why the ring takes no requests."""
         self._finishing: asyncio.Task[None] | None = None
         """Delivers the results of the last step that came back."""
+        self._running: asyncio.Task[None] | None = None
         self._landed_at = 0.0
         self._leftover = leftover
         self._held: tuple[Held, ...] = ()
@@ -122,6 +121,9 @@ class Driver:
         self.give_up(reason)
         await self._compute.run(self.runner.leave if keep else self.runner.reset)
         await self._guessing.clear(self._compute)
+        if self._running:
+            self._running.cancel()
+            await asyncio.wait([self._running])
         return self._leftover if keep else {}
 
     # --- sessions ---------------------------------------------------------------------------------------------------
@@ -147,6 +149,7 @@ class Driver:
 
     async def run(self) -> None:
         """Until the ring ends."""
+        self._running = asyncio.current_task()
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch(), name=f"watch of {self.ring.id}")
             await self._drive()

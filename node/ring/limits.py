@@ -1,13 +1,32 @@
-"""How much one ring takes on."""
+"""How much the rings of this node take on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from node.core.models import KvCost
+from node.core.models import KvCost, Shard
+from node.core.rings import Ring
+from node.engine.device import prefill_chunk
+from node.ring.loaded_shards import LoadedShard
 
 ALLOCATED = 256
 """Tokens by which mlx-lm's caches grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingOptions:
+    """What a node's options say of its rings."""
+
+    usable: int
+    """Bytes of memory for models."""
+    max_queue: int
+    """Sessions that wait in a ring."""
+    max_batch: int
+    """Sessions that a ring steps at a time."""
+    step_timeout_s: float
+    """A ring ends when a step takes longer."""
+    guesses: bool
+    """Compute steps of guessed tokens while stages are idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +45,32 @@ class RingLimits:
     """Of each layer of the model."""
     weights: int = 1 << 20
     """The driver's weights, in tokens of KV of the same size. A step reads them, as it reads the KV of its lane."""
+    step_timeout_s: float = 60.0
+    """The ring ends when a step takes longer."""
 
     def charge(self, tokens: int) -> int:
-        """The share of the KV budget that a sequence takes, in tokens of a sequence of the whole context.
+        """The share of the KV budget that a sequence needs, in tokens of a sequence of the whole context.
 
         It is the share in the layer for which it is largest, so it holds on every stage. The state of a recurrent layer
         has the same size for any number of tokens, so there every session is charged the context.
         """
         return _charge(self.kv, self.context, min(-(-tokens // ALLOCATED) * ALLOCATED, self.context))
+
+
+def limits_of(ring: Ring, options: RingOptions, shard: Shard, loaded: LoadedShard) -> RingLimits:
+    """Those of a ring that this node drives with the layers of `shard`."""
+    plan = loaded.stage.plan
+    chunk = prefill_chunk(len(ring.nodes), plan.max_chunk)
+    return RingLimits(
+        context=ring.context,
+        max_sessions=ring.max_sessions,
+        max_queue=options.max_queue,
+        max_rows=max(1, options.max_batch // len(ring.nodes)),
+        chunk=min(chunk, loaded.chunk or chunk),
+        kv=plan.kv,
+        weights=weights_as_tokens(loaded.stage.weight_bytes, plan.kv[shard.start : shard.end], ring.context),
+        step_timeout_s=options.step_timeout_s,
+    )
 
 
 def weights_as_tokens(weight_bytes: int, kv: Sequence[KvCost], context: int) -> int:

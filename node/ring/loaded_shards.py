@@ -1,15 +1,17 @@
 """The layers that this node has in memory. Idle ones stay until their memory is needed, for the next ring."""
 
 import logging
-from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from node.core.clock import now
-from node.core.errors import PippinError
+from node.core.errors import DeviceFailed, PippinError
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import Shard
-from node.core.reports import Speed
+from node.core.reports import Download, Speed, StageState
 from node.core.rings import Ring, StageSpec
 from node.core.units import format_bytes
 from node.engine.compute import Compute
@@ -45,11 +47,23 @@ class LoadedShard:
     """At a driver: most tokens of a prompt in one step, since larger ones took the device too long; 0 before."""
 
 
+Fetch = Callable[[Shard, bool, Callable[[Download], None]], Awaitable[tuple[Path, Weights]]]
+"""Makes sure that a shard's files are on this node's disk, with those of embedding and head if the flag says so; calls
+back while they are fetched. Returns their directory and a description of all weights of the model. Cancelled, it keeps the
+bytes that have come."""
+
+
+class Progress(Protocol):
+    def __call__(self, state: StageState, share: float, download: Download | None = None) -> None:
+        """`share`: how much of the files is fetched, or of the layers loaded."""
+
+
 class LoadedShards:
     """All layers in memory, by shard."""
 
-    def __init__(self, compute: Compute) -> None:
+    def __init__(self, compute: Compute, fetch: Fetch) -> None:
         self._compute = compute
+        self._fetch = fetch
         self._loaded: dict[Shard, LoadedShard] = {}
         """Idle ones first, from the least recently used one."""
         self.speeds = Speeds()
@@ -70,23 +84,35 @@ class LoadedShards:
         """The loaded shards that are not `used`."""
         return tuple(shard for shard in self._loaded if shard not in used)
 
-    @property
-    def models(self) -> set[str]:
-        return {shard.model for shard in self._loaded}
+    async def load(self, shard: Shard, ends: bool, progress: Progress) -> bool:
+        """Fetch and load a shard, and measure its speed. If the device fails, maybe at the work of a ring, it is loaded once
+        more. Returns False if it was loaded before. `ends`: see Fetch.
+        """
+        for is_last in (False, True):
+            if shard in self._loaded:
+                return False
+            try:
+                await self._load(shard, ends, progress)
+                break
+            except DeviceFailed:
+                if is_last:
+                    raise
+        return True
 
-    async def load(
-        self, shard: Shard, directory: Path, weights: Weights, progress: Callable[[float], None]
-    ) -> LoadedShard:
-        """Load a shard from the model's files, and measure its speed; `progress` is called with the share done."""
+    async def _load(self, shard: Shard, ends: bool, progress: Progress) -> None:
+        log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
+        directory, weights = await self._fetch(
+            shard, ends, lambda download: progress(StageState.FETCHING, download.share, download)
+        )
+        progress(StageState.LOADING, 0.0)
         wiring = self._compute.wiring
         pieces = load_stage(directory, shard.start, shard.end, weights.tensors, shard.version.kv_bits, wiring)
-        stage = await self._compute.run_pieces(pieces, progress)
+        stage = await self._compute.run_pieces(pieces, partial(progress, StageState.LOADING))
         size = format_bytes(stage.weight_bytes)
         log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
         self._loaded[shard] = LoadedShard(stage, directory)
         if self.speeds.is_due(shard, now()):
             await self.measure(shard)
-        return self._loaded[shard]
 
     async def measure(self, shard: Shard) -> None:
         """Measure the speed of a shard, if it is still in memory."""
@@ -118,28 +144,23 @@ class LoadedShards:
         loaded.leftover_tokens, loaded.shape = {}, None
         await self._compute.run(loaded.stage.leftover.clear)
 
-    async def _clear_void(self) -> None:
-        """Free the KV that rings left before the device failed: none may take it over."""
-        for loaded in list(self._loaded.values()):
-            leftover = loaded.stage.leftover
-            if leftover.nbytes and leftover.faults != self._compute.faults.count:
-                await self.clear_leftover(loaded)
-
-    async def make_room(
-        self, used: Container[Shard], room: int, released: Container[str] = (), *, collect: bool
-    ) -> None:
-        """Unload idle shards of `released` models, then others until the rest fits in `room` bytes: first the KV that
+    async def unload(self, used: Container[Shard], spare: int, released: Container[str] = (), *, collect: bool) -> None:
+        """Unload idle shards of `released` models, then others until the rest has at most `spare` bytes: first the KV that
         rings left, then the least recently used.
 
         `collect`: free memory also if nothing is unloaded.
         """
         self._loaded = dict(sorted(self._loaded.items(), key=lambda item: item[0] in used))
-        await self._clear_void()
         idle = self.idle(used)
-        if self._excess(idle, room) > 0:
+        for shard in list(self._loaded):
+            leftover = self._loaded[shard].stage.leftover
+            # No ring may inherit KV from before a failure of the device.
+            if leftover.nbytes and leftover.faults != self._compute.faults.count:
+                await self.clear_leftover(self._loaded[shard])
+        if self._bytes_of(idle) > spare:
             for shard in idle:
                 await self.clear_leftover(self._loaded[shard])
-        excess = self._excess(idle, room)
+        excess = self._bytes_of(idle) - spare
         models, wired = [], 0
         for shard in sorted(idle, key=lambda shard: shard.model not in released):  # stable: least recently used first
             if excess > 0 or shard.model in released:
@@ -152,6 +173,6 @@ class LoadedShards:
         if wired and (wiring := self._compute.wiring):
             await self._compute.run(wiring.release, wired)
 
-    def _excess(self, idle: Sequence[Shard], room: int) -> int:
-        stages = [self._loaded[shard].stage for shard in idle]
-        return sum(stage.weight_bytes + stage.leftover.nbytes for stage in stages) - room
+    def _bytes_of(self, shards: Iterable[Shard]) -> int:
+        stages = [self._loaded[shard].stage for shard in shards]
+        return sum(stage.weight_bytes + stage.leftover.nbytes for stage in stages)

@@ -10,8 +10,12 @@ from node.core.errors import BadRequest, PippinError, StaleFence
 from node.core.frames import CacheOp, Frame, Held
 from node.core.rings import Ring
 from node.ring.flight import Step
-from node.ring.next_hop import NextHop
 from node.rpc.link import FrameLink
+
+OpenLink = Callable[[Callable[[PippinError], None]], FrameLink]
+"""Opens the link to the next stage, which calls back with the reason when it breaks. Raises PeerUnavailable when no address
+of that node is known.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +31,10 @@ class InFlight:
 class Pipeline:
     """The driver's frames: they leave in the order of their numbers and come back in the same order."""
 
-    def __init__(self, ring: Ring, next_hop: NextHop | None, on_broken: Callable[[PippinError], None]) -> None:
-        """`next_hop`: None when the ring has one stage. `on_broken` is called when the link breaks before `close`."""
+    def __init__(self, ring: Ring, open_link: OpenLink | None, on_broken: Callable[[PippinError], None]) -> None:
+        """`open_link`: None when the ring has one stage. `on_broken` is called when the link breaks before `close`."""
         self._ring = ring
-        self._next_hop = next_hop
+        self._open_link = open_link
         self._on_broken = on_broken
         self._link: FrameLink | None = None
         self._in_flight: deque[InFlight] = deque()
@@ -68,8 +72,8 @@ class Pipeline:
 
     def open(self) -> None:
         """Open the link to the next stage if there is none. Raises PeerUnavailable when its address is not known."""
-        if self._next_hop and not self._link and not self.closed:
-            self._link = self._next_hop.open(self._on_broken)
+        if self._open_link and not self._link and not self.closed:
+            self._link = self._open_link(self._on_broken)
 
     async def send(self, frame: Frame, step: Step | None = None, begun_at: float = 0.0) -> None:
         """Number a frame and send it; without a link, do nothing.

@@ -10,7 +10,7 @@ from node.core.frames import Failure, Frame
 from node.core.rings import Ring
 from node.engine.compute import Compute
 from node.engine.runner import Runner
-from node.ring.next_hop import NextHop
+from node.ring.pipeline import OpenLink
 from node.rpc.link import FrameLink
 
 log = logging.getLogger(__name__)
@@ -27,15 +27,17 @@ class Worker:
         ring: Ring,
         compute: Compute,
         runner: Runner,
-        next_hop: NextHop,
-        on_ended: Callable[[PippinError], None],
+        open_link: OpenLink,
+        on_ended: Callable[[PippinError, int], None],
+        *,
+        is_last: bool,
     ) -> None:
-        """`on_ended` is called with the reason, once, if the ring ends by itself."""
+        """`on_ended`: see Driver; a worker knows of no prompts. `is_last`: of the ring's stages."""
         self.ring = ring
-        self._last = next_hop.node == ring.driver
+        self._is_last = is_last
         self._compute = compute
         self.runner = runner
-        self._next_hop = next_hop
+        self._open_link = open_link
         self._on_ended = on_ended
         self._seq = 0
         self._link: FrameLink | None = None
@@ -64,7 +66,7 @@ class Worker:
         try:
             await self._begin(first)
             async for frame in frames:
-                await self._take(frame)
+                await self._queue(frame)
             await self._relayed.join()
         except asyncio.CancelledError:
             # When `give_up` has cancelled this task, answer with the reason, so that it reaches the driver.
@@ -100,15 +102,15 @@ class Worker:
         """End the ring, and report it. Its requests go on with the next one."""
         if not self._ended:
             self.give_up(reason)
-            self._on_ended(reason)
+            self._on_ended(reason, 0)
 
     async def _begin(self, first: Frame) -> None:
         """Take over the KV that the first frame asks for. The frame goes on with what this stage has of it."""
         held = await self._compute.run(self.runner.inherit, first.held)
-        self._link = self._next_hop.open(self.end)
-        await self._take(replace(first, held=held))
+        self._link = self._open_link(self.end)
+        await self._queue(replace(first, held=held))
 
-    async def _take(self, frame: Frame) -> None:
+    async def _queue(self, frame: Frame) -> None:
         """Queue the frame's job behind the one that runs, so that no thread waits while that one's frame is sent."""
         if self._ended:
             raise self._ended
@@ -116,7 +118,7 @@ class Worker:
             raise BadRequest(f"Frame {frame.seq} of {frame.fence} came when {self._seq} of {self.ring.fence} was due.")
         self._seq += 1
         await self._may_queue.acquire()
-        self._relayed.put_nowait((frame, self._compute.queue(self.runner.relay, frame, last=self._last)))
+        self._relayed.put_nowait((frame, self._compute.queue(self.runner.relay, frame, last=self._is_last)))
 
     async def _send_relayed(self) -> None:
         """Send the frames on, in the order in which they came."""

@@ -99,7 +99,7 @@ async def of_driver(stamps: Stamps, path: Path, prompt: Sequence[int], tokens: i
     compute = Compute()
     compute.start()
     stage = await compute.run_pieces(load_stage(path, 0, layers, Layout(path).weights.tensors))
-    limits = RingLimits(context=CONTEXT, max_sessions=1, max_queue=4, max_rows=4, chunk=128)
+    limits = RingLimits(context=CONTEXT, max_sessions=1, max_queue=4, max_rows=4, chunk=128, step_timeout_s=600)
     driver = Driver(
         ring,
         limits,
@@ -107,7 +107,6 @@ async def of_driver(stamps: Stamps, path: Path, prompt: Sequence[int], tokens: i
         Runner(stage, path, Faults()),
         None,
         print,
-        step_timeout_s=600,
         numbers=itertools.count(1 << 16),
         leftover={},
     )

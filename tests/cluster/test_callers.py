@@ -16,6 +16,7 @@ from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.host.interfaces import Interface
 from node.members.address_book import AddressBook
 from node.ring.lifecycle import Rings
+from node.ring.limits import RingOptions
 
 RING = Ring(
     "r",
@@ -98,12 +99,8 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
         None,
         None,
         None,
-        grammars=None,
-        max_queue=4,
-        max_batch=4,
-        step_timeout_s=60,
-        guesses=True,
-        usable=100,
+        None,
+        RingOptions(usable=100, max_queue=4, max_batch=4, step_timeout_s=60, guesses=True),
     )
     came = []
 
@@ -113,7 +110,7 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
         async def serve_link(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
             came.append(first)
 
-    rings._parts[RING.id] = Part()
+    rings._parts[RING.id] = SimpleNamespace(role=Part())
     frame = Frame(RING.id, RING.fence, 0)
 
     async def frames() -> AsyncIterator[Frame]:
@@ -129,19 +126,6 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
 
 
 def test_the_driver_s_frames_come_from_the_last_stage_and_to_a_ring_of_one_none():
-    rings = Rings(
-        SimpleNamespace(info=info("a")),
-        book(),
-        None,
-        None,
-        None,
-        grammars=None,
-        max_queue=4,
-        max_batch=4,
-        step_timeout_s=60,
-        guesses=True,
-        usable=100,
-    )
-    assert rings._node_before(RING) == "c"
-    assert rings._node_before(Ring("r", ModelVersion("m"), (StageSpec("a", 0, 6),), 512, 2)) == "a"
+    assert RING.before("a") == "c"
+    assert Ring("r", ModelVersion("m"), (StageSpec("a", 0, 6),), 512, 2).before("a") == "a"
     assert not book().is_from("c", Caller("10.0.0.99")), "a node does not call itself"

@@ -73,9 +73,7 @@ async def served(directory: Path, *, ahead: bool, weights: int = 1 << 20) -> Asy
         runner = Runner(stage, directory, Faults())
         runner.plan = replace(stage.plan, steps_back=ahead)
         limits = RingLimits(context=4096, max_sessions=4, max_queue=100, max_rows=4, chunk=16, weights=weights)
-        driver = Driver(
-            RING, limits, compute, runner, None, print, step_timeout_s=60, numbers=count(1 << 16), leftover={}
-        )
+        driver = Driver(RING, limits, compute, runner, None, print, numbers=count(1 << 16), leftover={})
         task = asyncio.create_task(driver.run())
         yield Served(driver)
         task.cancel()

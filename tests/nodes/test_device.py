@@ -34,7 +34,7 @@ import json
 from pathlib import Path
 
 import mlx.core as mx
-import node.ring.lifecycle
+import node.ring.limits
 
 FLAG, due, chunks = Path({flag!r}), [], 0
 
@@ -68,7 +68,7 @@ def failing(evaluate):
 
 do_eval = mx.eval
 mx.eval, mx.async_eval = failing(mx.eval), failing(mx.async_eval)
-node.ring.lifecycle.prefill_chunk = lambda *_: {chunk}
+node.ring.limits.prefill_chunk = lambda *_: {chunk}
 """
 """Runs in a node's process before its own code. As with Metal, an error surfaces later: at the next step, of any lane."""
 

@@ -107,7 +107,6 @@ async def driven(
         runner or FakeRunner(),
         None,
         on_ended,
-        step_timeout_s=60,
         numbers=numbers,
         leftover=left or {},
     )
@@ -261,8 +260,8 @@ async def first_of_two(runner: FirstRunner, frames: Callable[[NextHop], AsyncIte
     chunks.clear()
     ring = replace(RING, stages=(StageSpec("a", 0, 2), StageSpec("b", 2, 4)))
     limits, next_hop = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128), NextHop()
-    more: Any = {"step_timeout_s": 60, "numbers": numbers, "leftover": {}, "guessing": Guessing()}
-    fakes: tuple[Any, Any, Any] = FakeCompute(), runner, next_hop
+    more: Any = {"numbers": numbers, "leftover": {}, "guessing": Guessing()}
+    fakes: tuple[Any, Any, Any] = FakeCompute(), runner, next_hop.open
     driver = Driver(ring, limits, *fakes, on_ended, **more)
 
     async def serve() -> None:

@@ -15,7 +15,7 @@ from node.core.nodes import Caller
 from node.core.rings import Fence, Ring, StageSpec
 from node.ring.driver import Driver
 from node.ring.lifecycle import Rings
-from node.ring.limits import RingLimits
+from node.ring.limits import RingLimits, RingOptions
 from node.ring.worker import Worker
 
 RING = Ring("m@3.4", ModelVersion("m"), (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
@@ -46,14 +46,13 @@ def driver() -> Driver:
         Untouched(),
         None,
         ended,
-        step_timeout_s=60,
         numbers=count(),
         leftover={},
     )
 
 
 def worker() -> Worker:
-    return Worker(RING, Untouched(), Untouched(), SimpleNamespace(node="a"), ended)
+    return Worker(RING, Untouched(), Untouched(), None, ended, is_last=True)
 
 
 def ended(reason: PippinError, _chunk: int = 0) -> None:
@@ -75,12 +74,8 @@ async def test_frames_and_requests_of_an_unknown_ring_are_refused():
         None,
         None,
         None,
-        usable=0,
-        max_queue=4,
-        max_batch=4,
-        step_timeout_s=60,
-        guesses=True,
-        grammars=None,
+        None,
+        RingOptions(usable=0, max_queue=4, max_batch=4, step_timeout_s=60, guesses=True),
     )
 
     async def frames() -> AsyncIterator[Frame]:

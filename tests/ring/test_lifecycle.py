@@ -23,8 +23,9 @@ from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
 from node.core.signal import Signal
 from node.engine.compute import Compute
 from node.engine.faults import Faults
-from node.ring import lifecycle, loaded_shards
+from node.ring import lifecycle, limits, loaded_shards, roles
 from node.ring.lifecycle import Rings
+from node.ring.limits import RingOptions
 
 ALONE = (StageSpec("a", 0, 4),)
 FIRST = (StageSpec("a", 0, 2), StageSpec("b", 2, 4))
@@ -144,19 +145,12 @@ class World:
         monkeypatch.setattr(loaded_shards, "measure", self._measure)
         self.rates = [50e9]
         """Of the measurements to come; the last one repeats."""
-        monkeypatch.setattr(lifecycle, "Runner", FakeRunner)
+        monkeypatch.setattr(roles, "Runner", FakeRunner)
         monkeypatch.setattr(loaded_shards, "release_memory", self._release)
         self.agent, book = FakeAgent(), SimpleNamespace(address_of=lambda _: None, is_from=lambda *_: True)
-        options = {
-            "usable": 4 * LAYER + RESERVE,
-            "max_queue": 4,
-            "max_batch": 4,
-            "step_timeout_s": 60,
-            "guesses": True,
-            "grammars": None,
-        }
+        options = RingOptions(usable=4 * LAYER + RESERVE, max_queue=4, max_batch=4, step_timeout_s=60, guesses=True)
         self.compute = FakeCompute()
-        self.rings = Rings(self.agent, book, self.compute, None, self._fetch, **options)
+        self.rings = Rings(self.agent, book, self.compute, None, self._fetch, None, options)
 
     async def _fetch(self, *_: Any) -> Any:
         await self.go_on.wait()
@@ -261,7 +255,7 @@ async def begin_prompt(world: World, *names: str) -> list[asyncio.Future[Any]]:
     """Have rings begin to compute a prompt; it comes to no end."""
     streams = [anext(world.rings.generate(name, GenerateRequest("x", "m", (1,) * 300, 1))) for name in names]
     asked = [asyncio.ensure_future(stream) for stream in streams]
-    while not all(world.rings._parts[name]._scheduler.admission.prompt_chunk for name in names):  # noqa: ASYNC110
+    while not all(world.rings._parts[name].role._scheduler.admission.prompt_chunk for name in names):  # noqa: ASYNC110
         await asyncio.sleep(0)
     return asked
 
@@ -278,13 +272,13 @@ def time_out(world: World) -> None:
 async def test_each_time_out_of_the_device_halves_the_chunks_of_the_prompts_that_it_was_computing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "prefill_chunk", lambda stages, _: 2048 if stages == 1 else 512)
+    monkeypatch.setattr(limits, "prefill_chunk", lambda stages, _: 2048 if stages == 1 else 512)
     world.go_on.set()
     chunks = []
     for number in range(6):
         world.place(ring(f"r{number}"))
         await world.ready(f"r{number}")
-        chunks.append(world.rings._parts[f"r{number}"]._scheduler.admission.limits.chunk)
+        chunks.append(world.rings._parts[f"r{number}"].role._scheduler.admission.limits.chunk)
         asked = await begin_prompt(world, f"r{number}")
         time_out(world)
         await world.until(StageState.ENDED)
@@ -302,7 +296,7 @@ async def test_each_time_out_of_the_device_halves_the_chunks_of_the_prompts_that
 async def test_two_rings_of_the_same_layers_halve_once_and_an_idle_model_does_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "prefill_chunk", lambda *_: 2048)
+    monkeypatch.setattr(limits, "prefill_chunk", lambda *_: 2048)
     world.go_on.set()
     world.place(ring("one"), ring("two"), ring("idle", model="other"))
     await world.ready("one", "two", "idle")
@@ -433,7 +427,7 @@ async def test_a_ring_waits_for_its_draft_model_and_fails_with_it(world: World) 
             raise PeerUnavailable("The hub is not reached.")
         return Path(), SimpleNamespace(tensors={})
 
-    world.rings._fetch = fetch
+    world.rings._shards._fetch = fetch
     world.place(replace(ring("one", FIRST), draft=draft))
     await world.until(StageState.FETCHING)
     world.go_on.set()
@@ -455,7 +449,7 @@ async def test_a_load_that_fails_again_is_logged_when_its_error_changes(
             raise PeerUnavailable(f"The disk is {error}.")
         return Path(), SimpleNamespace(tensors={})
 
-    world.rings._fetch = fetch
+    world.rings._shards._fetch = fetch
     world.go_on.set()
     refused = (Refusal("m", "peer_unavailable", "a could not load it."),)
     for number, error in enumerate(errors):
@@ -570,7 +564,7 @@ async def test_kv_is_kept_for_a_ring_of_the_same_stages(world: World) -> None:
 )
 async def test_no_kv_is_kept_for_a_ring_with_a_smaller_budget(world: World, other: Ring) -> None:
     await begun(world, ring("one", SECOND))
-    world.rings._parts["one"].runner.inherit(())  # its first frame
+    world.rings._parts["one"].role.runner.inherit(())  # its first frame
     world.place()
     await world.until()
     assert world.rings.kv_bytes() == KV
@@ -581,7 +575,7 @@ async def test_no_kv_is_kept_for_a_ring_with_a_smaller_budget(world: World, othe
 
 async def test_no_kv_is_kept_beside_a_ring_of_the_same_layers(world: World) -> None:
     await begun(world, ring("one", SECOND), ring("two", SECOND))
-    world.rings._parts["one"].runner.inherit(())
+    world.rings._parts["one"].role.runner.inherit(())
     world.place(ring("two", SECOND))
     await world.ready("two")
     assert world.rings.kv_bytes() == 0
@@ -590,7 +584,7 @@ async def test_no_kv_is_kept_beside_a_ring_of_the_same_layers(world: World) -> N
 async def test_kept_kv_is_freed_before_weights_are_unloaded(world: World) -> None:
     """There is room for the idle weights and the other model, but not for the kept KV, too."""
     await begun(world, ring("one", SECOND))
-    world.rings._parts["one"].runner.inherit(())
+    world.rings._parts["one"].role.runner.inherit(())
     await begun(world, ring("two", FIRST, model="other"))
     assert world.rings.idle() == (Shard(ModelVersion("m"), 2, 4),)
     assert world.rings.kv_bytes() == 0

@@ -76,7 +76,7 @@ class Ended:
     def __init__(self) -> None:
         self.reasons: list[PippinError] = []
 
-    def __call__(self, reason: PippinError) -> None:
+    def __call__(self, reason: PippinError, _chunk: int) -> None:
         self.reasons.append(reason)
 
 
@@ -86,7 +86,7 @@ def frame(seq: int, **more: Any) -> Frame:
 
 async def test_the_stage_before_gets_the_reason_although_the_node_leaves_the_ring_meanwhile():
     compute, next_hop, ended = Compute(), NextHop(), Ended()
-    worker = Worker(RING, compute, Runner(), next_hop, ended)
+    worker = Worker(RING, compute, Runner(), next_hop.open, ended, is_last=True)
     serving = asyncio.create_task(worker.serve_link(frame(0, ops=(Open(1),)), one_and_no_more(frame(1))))
     for _ in range(2):
         await asyncio.wait_for(next_hop.sent.get(), 5)
@@ -109,7 +109,9 @@ async def test_jobs_of_later_frames_are_queued_while_one_is_computed():
             yield frame(seq)
         await asyncio.Event().wait()
 
-    serving = asyncio.create_task(Worker(RING, compute, Runner(), next_hop, Ended()).serve_link(frame(0), frames()))
+    serving = asyncio.create_task(
+        Worker(RING, compute, Runner(), next_hop.open, Ended(), is_last=True).serve_link(frame(0), frames())
+    )
     for _ in range(1 + MAX_JOBS):  # one to inherit KV
         await asyncio.wait_for(compute.asked.get(), 5)
     for _ in range(50):
@@ -125,7 +127,7 @@ async def test_jobs_of_later_frames_are_queued_while_one_is_computed():
 async def test_a_ring_inherits_kv_and_leaves_its_own():
     """The first frame asks for sequences, and goes on with those that are there."""
     runner, next_hop = Runner(), NextHop()
-    worker = Worker(RING, Compute(), runner, next_hop, Ended())
+    worker = Worker(RING, Compute(), runner, next_hop.open, Ended(), is_last=True)
     asked = (Held(1, 5), Held(2, 6))
     serving = asyncio.create_task(worker.serve_link(frame(0, held=asked), one_and_no_more(frame(1))))
     sent = [await asyncio.wait_for(next_hop.sent.get(), 5) for _ in range(2)]
@@ -139,7 +141,7 @@ async def test_a_ring_inherits_kv_and_leaves_its_own():
 async def test_a_ring_ends_with_the_link_from_the_stage_before():
     """It takes no second link: the caches of this stage would not fit its frames."""
     runner, next_hop, ended = Runner(), NextHop(), Ended()
-    worker = Worker(RING, Compute(), runner, next_hop, ended)
+    worker = Worker(RING, Compute(), runner, next_hop.open, ended, is_last=True)
     serving = asyncio.create_task(worker.serve_link(frame(0), one_and_no_more(frame(1))))
     await asyncio.wait_for(next_hop.sent.get(), 5)
     serving.cancel()
@@ -153,7 +155,7 @@ async def test_a_ring_ends_with_the_link_from_the_stage_before():
 
 async def test_a_second_link_is_refused_and_the_first_goes_on():
     next_hop, ended = NextHop(), Ended()
-    worker = Worker(RING, Compute(), Runner(), next_hop, ended)
+    worker = Worker(RING, Compute(), Runner(), next_hop.open, ended, is_last=True)
     serving = asyncio.create_task(worker.serve_link(frame(0), one_and_no_more(frame(1))))
     await asyncio.wait_for(next_hop.sent.get(), 5)
     with pytest.raises(StaleFence, match="already has a link"):
@@ -169,7 +171,7 @@ async def test_a_second_link_is_refused_and_the_first_goes_on():
 )
 async def test_a_frame_that_is_not_due_ends_the_ring(second: Frame):
     next_hop, ended = NextHop(), Ended()
-    worker = Worker(RING, Compute(), Runner(), next_hop, ended)
+    worker = Worker(RING, Compute(), Runner(), next_hop.open, ended, is_last=True)
     with pytest.raises(BadRequest, match="was due"):
         await asyncio.wait_for(worker.serve_link(frame(0), one_and_no_more(second)), 5)
     assert [each.code for each in ended.reasons] == ["invalid_value"]

@@ -24,8 +24,8 @@ def drawn(world: World, ask: Ask) -> dict[str, int]:
         process.name: session.generated
         for process in world.processes()
         for part in process.rings._parts.values()
-        if isinstance(part, Driver)
-        for session in part._scheduler.admission.sessions()
+        if isinstance(part.role, Driver)
+        for session in part.role._scheduler.admission.sessions()
         if session.request.id == ask.request.id
     }
 

@@ -27,14 +27,14 @@ from tests.sim.world.network import Weather
 CALM_S = 75.0
 """Longer than a request may wait for a ring."""
 PATCHES = {
-    "node.ring.lifecycle.Runner": FakeRunner,
-    "node.ring.lifecycle.DraftModel": FakeDraft,
+    "node.ring.roles.Runner": FakeRunner,
+    "node.ring.roles.DraftModel": FakeDraft,
     "node.ring.loaded_shards.load_stage": fake_load,
     "node.ring.loaded_shards.measure": fake_measure,
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
     "node.ring.admission.LONG_PREFIX": 20,
     "node.ring.sharing.WORTH_SHARING": 16,
-    "node.ring.lifecycle.prefill_chunk": lambda *_: 16,
+    "node.ring.limits.prefill_chunk": lambda *_: 16,
     "node.cluster.probes.interface_towards": lambda *_: None,
 }
 

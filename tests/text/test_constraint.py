@@ -88,7 +88,6 @@ def driving(directory, tokenizer, grammars):
             Runner(stage, directory, Faults()),
             None,
             lambda *_: None,
-            step_timeout_s=60,
             numbers=count(1 << 16),
             leftover={},
         )

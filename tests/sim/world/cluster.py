@@ -18,6 +18,8 @@ from node.core.reports import Heartbeat, NodeReport
 from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.members.election import MAX_TERM_LEAD
 from node.placement.place import place
+from node.ring.driver import Driver
+from node.ring.worker import Worker
 from node.rpc.client import DECIDE_TIMEOUT_S
 from tests.sim.world.loop import ProcessLoop, Timeline
 from tests.sim.world.machine import Ask, Machine, Process
@@ -243,11 +245,11 @@ class World:
         # and a call whose own calls were lost ends when those time out.
         self.until(lambda: not any("call" in _task_names(process) for process in self.processes()), DECIDE_TIMEOUT_S)
         for process in self.processes():
-            for part in process.rings._parts.values():
-                stage = part.runner._stage
+            for role in _roles(process):
+                stage = role.runner._stage
                 if stage.lanes:
                     self.timeline.violated(f"{process.name} still has the KV of lanes {list(stage.lanes)}")
-                if (scheduler := getattr(part, "_scheduler", None)) and (left := scheduler.admission.sessions()):
+                if (scheduler := getattr(role, "_scheduler", None)) and (left := scheduler.admission.sessions()):
                     self.timeline.violated(f"{process.name} still has {len(left)} sessions")
             used = process.rings.memory_used()
             if used > process.usable:
@@ -257,6 +259,10 @@ class World:
                 self.timeline.violated(f"{process.name} still runs {strays}, and {_stray_links(process)} stray links")
 
 
+def _roles(process: Process) -> list[Driver | Worker]:
+    return [part.role for part in process.rings._parts.values() if part.role]
+
+
 def _task_names(process: Process) -> list[str]:
     return [task.get_name() for task in process.loop.tasks()]
 
@@ -264,7 +270,7 @@ def _task_names(process: Process) -> list[str]:
 def _stray_links(process: Process) -> int:
     """Number of links that are served for rings that the process has left."""
     links = _task_names(process).count("frames")
-    return max(0, links - len(process.rings._parts))
+    return max(0, links - len(_roles(process)))
 
 
 class ToTimeline(logging.Handler):

@@ -26,6 +26,7 @@ from node.gateway.router import Router
 from node.members.address_book import AddressBook
 from node.model.weights import Weights
 from node.ring.lifecycle import Rings
+from node.ring.limits import RingOptions
 from tests.sim.world.loop import ProcessLoop
 from tests.sim.world.model import DRAFT, MODEL, SPEC, FakeCompute
 from tests.sim.world.network import PORT, Pipe, SimClient
@@ -193,12 +194,14 @@ class Process:
             compute,
             client,
             self._fetch,
-            usable=self.usable,
-            max_queue=self.world.max_queue,
-            max_batch=8,
-            step_timeout_s=60,
-            guesses=self.world.guesses,
-            grammars=grammars,
+            grammars,
+            RingOptions(
+                usable=self.usable,
+                max_queue=self.world.max_queue,
+                max_batch=8,
+                step_timeout_s=60,
+                guesses=self.world.guesses,
+            ),
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         allowlist = Allowlist(self.agent, ())

@@ -198,7 +198,7 @@ class FakeStage:
 
     def claim(self, ring: str) -> None:
         """Called before a frame of a ring is computed."""
-        if self.ring not in ("", ring) and ring not in self.process.rings._parts:
+        if self.ring not in ("", ring) and not self.process.rings._role(ring):
             self.violated(f"a frame of {ring} is computed, which was replaced by {self.ring}")
         self.ring = ring
 

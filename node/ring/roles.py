@@ -1,0 +1,105 @@
+"""What this node is in a ring: the driver that begins its steps, or a worker."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from node.cluster.agent import Agent
+from node.core.errors import PeerUnavailable, PippinError
+from node.core.models import Shard
+from node.core.reports import StageReport
+from node.core.rings import Ring
+from node.engine.compute import Compute
+from node.engine.draft import DraftModel
+from node.engine.runner import Runner
+from node.members.address_book import AddressBook
+from node.placement.speed import is_slow_wire
+from node.ring.driver import Driver
+from node.ring.guessing import Guessing
+from node.ring.limits import RingOptions, limits_of
+from node.ring.loaded_shards import LoadedShard, LoadedShards
+from node.ring.numbers import sequence_numbers
+from node.ring.worker import Worker
+from node.rpc.client import RpcClient
+from node.rpc.link import FrameLink
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """This node's part in a ring."""
+
+    ring: Ring
+    draft: Shard | None
+    """The draft model, if this node drives the ring."""
+    report: StageReport
+    role: Driver | Worker | None = None
+    """None until its layers are loaded, and once the ring is left."""
+
+    @property
+    def shard(self) -> Shard:
+        return self.report.shard
+
+
+class Roles:
+    """Makes drivers and workers of loaded layers."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        book: AddressBook,
+        compute: Compute,
+        client: RpcClient,
+        shards: LoadedShards,
+        options: RingOptions,
+    ) -> None:
+        self._agent = agent
+        self._book = book
+        self._compute = compute
+        self._client = client
+        self._shards = shards
+        self._options = options
+        self._numbers = sequence_numbers(agent.info)
+
+    def new(
+        self,
+        part: Part,
+        loaded: LoadedShard,
+        draft: LoadedShard | None,
+        on_ended: Callable[[PippinError, int], None],
+    ) -> Driver | Worker:
+        """`on_ended`: see Driver. `draft`: the draft model."""
+        ring, me = part.ring, self._agent.info.id
+        open_link = partial(self._open_link, ring.after(me))
+        # Another ring may use the same layers at the same time, so this one has caches of its own.
+        runner = Runner(loaded.stage.sibling(), loaded.directory, self._compute.faults)
+        if ring.driver != me:
+            return Worker(ring, self._compute, runner, open_link, on_ended, is_last=ring.after(me) == ring.driver)
+        model = DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None
+        is_wire_slow = partial(self._is_wire_slow, part, loaded.stage.weight_bytes)
+        leftover, loaded.leftover_tokens = loaded.leftover_tokens, {}
+        return Driver(
+            ring,
+            limits_of(ring, self._options, part.shard, loaded),
+            self._compute,
+            runner,
+            open_link if len(ring.nodes) > 1 else None,
+            on_ended,
+            numbers=self._numbers,
+            leftover=leftover,
+            guessing=Guessing(model, is_wire_slow) if self._options.guesses else None,
+        )
+
+    def _open_link(self, node: str, on_broken: Callable[[PippinError], None]) -> FrameLink:
+        """A link to the next stage. Raises PeerUnavailable when no address of its node is known."""
+        address = self._book.address_of(node)  # it may have changed since the ring began
+        if address is None:
+            raise PeerUnavailable(f"No address of node {node} is known.")
+        return self._client.link(address, on_broken)
+
+    def _is_wire_slow(self, part: Part, weight_bytes: int) -> bool:
+        alive = {report.info.id: report for report in self._agent.alive()}
+        nodes = [alive[node] for node in part.ring.nodes if node in alive]
+        speed = self._shards.speeds.best(part.shard)
+        if not speed or len(nodes) < len(part.ring.nodes):
+            return False
+        return is_slow_wire(nodes, 1e3 * weight_bytes / speed.bytes_per_s)
