@@ -100,14 +100,11 @@ class Encoder:
         marks = Marks(self._control_strings, [text for text, _ in pieces])
         return list(marks.segments("".join(marks.shield(text) if typed else text for text, typed in pieces)))
 
-    def encode_segments(self, segments: Iterable[Segment]) -> list[int]:
+    def encode_segments(self, segments: Iterable[tuple[str, bool]]) -> list[int]:
         tokens: list[int] = []
         with self._lock, panics_as_errors():
-            for segment in segments:
-                if segment.typed:
-                    tokens += self._encode_typed(segment.text, first=not tokens)
-                else:
-                    tokens += self._encode_added(segment.text)
+            for text, typed in segments:
+                tokens += self._encode_typed(text, first=not tokens) if typed else self._encode_added(text)
         return tokens
 
     def _render(self, add_generation_prompt: bool, *, messages: list[dict[str, Any]], **kwargs: Any) -> str:

@@ -8,16 +8,17 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
-from node.core.errors import BadRequest, ModelBroken, Overloaded
+from node.core.errors import BadRequest, Overloaded
 from node.core.fair_turns import FairTurns
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.text.constraint import Constraint, Constraints
 from node.text.grammar import EXACT, Function
-from node.text.sandbox import Bounds, Sandboxes, SandboxFailed, SandboxServer
+from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 from node.text.sandboxed_encoder import tokenizer_sandbox
 
 MAX_BYTES = 256 * 2**10
@@ -48,8 +49,8 @@ class Grammars:
     def __init__(self, server: SandboxServer, seconds: float = 2.0) -> None:
         """`seconds`: time limit for making one grammar."""
         bounds = Bounds(seconds, _MEMORY, reply=16 * MAX_GRAMMAR, kept=_MIN_HELD)
-        turns = FairTurns("a grammar to be made", _AT_ONCE, _WAITING)
-        self._sandboxes = Sandboxes(server, "node.text.grammar_job:make_job", bounds, turns)
+        start = partial(Sandbox.start, server, "node.text.grammar_job:make_job", bounds)
+        self._sandboxes = Sandboxes(start, FairTurns("a grammar to be made", _AT_ONCE, _WAITING))
         self._server = server
         self._reading_tokenizer = asyncio.Lock()
         # One at a time: compiling a grammar takes many times the memory of the result.
@@ -67,7 +68,7 @@ class Grammars:
         await self._sandboxes.start()
 
     async def end(self) -> None:
-        await self._sandboxes.end()
+        await self._sandboxes.close()
 
     @property
     def is_stuck(self) -> bool:
@@ -135,12 +136,9 @@ class Grammars:
         async with self._reading_tokenizer:
             if constraints.is_read:
                 return
-            try:
-                async with tokenizer_sandbox(self._server, constraints.directory) as (sandbox, folder):
-                    sandbox.end()
-                    await self._compiling.run(constraints.read, folder)
-            except SandboxFailed as error:
-                raise ModelBroken(f"The tokenizer of {constraints.directory.name} can't be used: {error}.") from error
+            async with tokenizer_sandbox(self._server, constraints.directory) as (sandbox, folder):
+                sandbox.end()
+                await self._compiling.run(constraints.read, folder)
 
     async def _memory_of(self, grammar: str, client: str) -> int:
         """Bytes of the grammar, which may come from another node, after a sandbox has tried it."""

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,8 @@ class SandboxServer:
         confinement.check_system()
         self._node, theirs = socket.socketpair()
         self._node.settimeout(_START_S)
-        self._forks = Pool("sandbox", 1, 256)
+        self.forks = Pool("sandbox", 1, 256)
+        """The thread that calls `fork`."""
         self.files = Pool("sandbox files", 2, 256)
         """Threads that copy files for sandboxes."""
         environment = _ENVIRONMENT | {name: os.environ[name] for name in _INHERITED if name in os.environ}
@@ -83,19 +85,13 @@ class SandboxServer:
         """Whether the server has died, so that no sandbox can be started."""
         return self._process.poll() is not None
 
-    async def fork(self, job: str, memory: int, folder: Path | None) -> tuple[int, socket.socket]:
-        """Fork a sandbox; returns its process id and socket. Waits for the server's imports. Raises NotReady,
-        Overloaded.
-        """
-        return await self._forks.run(self._fork, job, memory, folder)
-
-    def _fork(self, job: str, memory: int, folder: Path | None = None) -> tuple[int, socket.socket]:
+    def fork(self, job: str, memory: int, folder: Path | None = None) -> tuple[int, socket.socket]:
+        """Fork a sandbox; returns its process id and socket. Blocks until the server's imports are done. Raises NotReady."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                socket.send_fds(
-                    self._node, [START.pack(memory, job.encode(), os.fsencode(folder or ""))], [theirs.fileno()]
-                )
+                request = START.pack(memory, job.encode(), os.fsencode(folder or ""))
+                socket.send_fds(self._node, [request], [theirs.fileno()])
                 reply = self._node.recv(START_REPLY.size)
             if not reply:
                 raise ConnectionError("it hung up")
@@ -131,12 +127,18 @@ class Sandbox(asyncio.Protocol):
         """Start a sandbox and wait until it is ready. `job`: "module:function" that creates its `Job`. `folder`: the
         only one that it may read and write.
 
-        Raises SandboxFailed, NotReady, Overloaded.
+        Raises NotReady, Overloaded.
         """
-        process, channel = await server.fork(job, bounds.memory, folder)
-        loop = asyncio.get_running_loop()
-        _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
-        await sandbox._replied(_START_S)  # noqa: SLF001 - the first reply means that it is ready
+        try:
+            process, channel = await server.forks.run(server.fork, job, bounds.memory, folder)
+            loop = asyncio.get_running_loop()
+            _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
+            await sandbox._replied(_START_S)  # noqa: SLF001 - the first reply means that it is ready
+        except (SandboxFailed, NotReady, Overloaded) as error:
+            log.error("A process for %s could not be started: %s", job, error)
+            if isinstance(error, SandboxFailed):
+                raise NotReady(f"A sandbox could not be started: {error}.") from error
+            raise
         sandbox._initial = used_by(process)  # noqa: SLF001
         return sandbox
 
@@ -154,9 +156,13 @@ class Sandbox(asyncio.Protocol):
         self._transport.write(REQUEST_HEADER.pack(len(request), 2 * seconds) + request)
         return await self._replied(seconds, finish=finish)
 
+    @property
+    def is_idle(self) -> bool:
+        return self._reply.done()
+
     async def wait_idle(self) -> None:
         """Wait until the process has completed or failed an abandoned request. Afterwards check `alive`."""
-        if not self._reply.done():
+        if not self.is_idle:
             await asyncio.wait([self._reply])
 
     def end(self) -> None:
@@ -169,9 +175,8 @@ class Sandbox(asyncio.Protocol):
             reply = await (asyncio.shield(self._reply) if finish else self._reply)
         except asyncio.CancelledError:
             if finish:
-                self._reply.add_done_callback(
-                    lambda reply: reply.exception()
-                )  # or asyncio would log that it was never retrieved
+                # Retrieved, or asyncio would log that it never was.
+                self._reply.add_done_callback(lambda reply: reply.exception())
             else:
                 self.end()
             raise
@@ -189,17 +194,14 @@ class Sandbox(asyncio.Protocol):
             return
         if loop.time() >= deadline:
             self._fail(f"it took more than {seconds:g} s")
-        elif self._initial and self._growth() > self._bounds.memory:
+        elif self._initial and used_by(self._process) - self._initial > self._bounds.memory:
             self._fail(f"it took more than {format_bytes(self._bounds.memory)} of memory")
         else:
             self._timer = loop.call_later(min(_CHECK_S, deadline - loop.time()), self._check_limits, deadline, seconds)
 
     @property
     def has_grown(self) -> bool:
-        return self._growth() > self._bounds.kept
-
-    def _growth(self) -> int:
-        return used_by(self._process) - self._initial
+        return used_by(self._process) - self._initial > self._bounds.kept
 
     def _fail(self, reason: str) -> None:
         if self.alive:
@@ -234,66 +236,83 @@ class Sandbox(asyncio.Protocol):
 
 
 class Sandboxes:
-    """Pool of sandboxes for one job, fair among clients. A spare one replaces a killed one."""
+    """Sandboxes for one kind of work, fair among clients. Another one replaces a killed one."""
 
-    def __init__(self, server: SandboxServer, job: str, bounds: Bounds, turns: FairTurns) -> None:
-        """`turns`: how many of them work at the same time, and for whom."""
-        self._server = server
-        self._job = job
-        self._bounds = bounds
+    def __init__(self, start: Callable[[], Awaitable[Sandbox]], turns: FairTurns, *, costly: bool = False) -> None:
+        """`start` may raise PippinErrors. `turns`: how many sandboxes work at the same time, and for whom. `costly`: a
+        process takes much memory and a while to start, so that there is only one, and a request whose client has gone
+        is completed; `turns` are then one at a time.
+        """
+        self._start = start
         self._turns = turns
-        self._ready: list[Sandbox] = []
+        self._costly = costly
+        self._alive: list[Sandbox] = []
         self._starting: asyncio.Task[PippinError | None] | None = None
+        self._closed = False
 
     async def start(self) -> None:
-        """Wait until a sandbox is ready. Raises NotReady, Overloaded."""
-        while not self._ready:  # another request may take the sandbox that was started
-            starting = self._start_spare()
+        """Wait until a sandbox is idle. Raises SandboxFailed after `close`, and the errors of `start`."""
+        while not self._idle():
+            if self._closed:
+                raise SandboxFailed("its process was ended")
+            if self._costly and self._alive:
+                await self._alive[0].wait_idle()
+                continue
+            starting = self._start_another()
             await asyncio.wait([starting])  # not cancelled with the waiting task: the next request uses the sandbox
             if error := starting.result():
                 raise error
 
-    async def end(self) -> None:
+    def end(self) -> None:
+        """End those that are idle. The next request starts another one."""
+        for sandbox in self._idle():
+            sandbox.end()
+
+    async def close(self) -> None:
+        """End all for good."""
+        self._closed = True
+        for sandbox in self._alive:
+            sandbox.end()
         if self._starting:
             await asyncio.wait([self._starting])
-        for sandbox in self._ready:
-            sandbox.end()
-        self._ready.clear()
         await asyncio.sleep(0)  # their transports close in the next iteration of the loop
 
     async def ask(self, request: bytes, client: str) -> bytes:
-        """Send a request of a client to a sandbox. Cancelling it kills the sandbox. Raises SandboxFailed, Overloaded,
-        NotReady.
+        """Send a request of a client to a sandbox. Cancelling it kills the sandbox, unless that is costly. Raises
+        SandboxFailed, Overloaded, and the errors of `start`.
         """
         async with self._turns.turn(client):
-            sandbox = await self._next()
-            try:
-                return await sandbox.ask(request)
-            finally:
-                if sandbox.has_grown:
-                    sandbox.end()
-                elif sandbox.alive:
-                    self._ready.append(sandbox)
-
-    async def _next(self) -> Sandbox:
-        while True:
             await self.start()
-            sandbox = self._ready.pop()
-            if not self._ready:
-                self._start_spare()
-            if sandbox.alive:
-                return sandbox
+            sandbox = self._idle()[-1]
+            if not self._costly and len(self._idle()) == 1:
+                self._start_another()
+            try:
+                return await sandbox.ask(request, finish=self._costly)
+            except asyncio.CancelledError:
+                await sandbox.wait_idle()  # in the client's turn
+                raise
+            finally:
+                if not self._costly and sandbox.has_grown:
+                    sandbox.end()
+                elif self._costly and not sandbox.alive and not self._closed:
+                    self._start_another()
 
-    def _start_spare(self) -> "asyncio.Task[PippinError | None]":
+    def _idle(self) -> list[Sandbox]:
+        self._alive = [sandbox for sandbox in self._alive if sandbox.alive]
+        return [sandbox for sandbox in self._alive if sandbox.is_idle]
+
+    def _start_another(self) -> "asyncio.Task[PippinError | None]":
         """Start a sandbox, unless one is being started."""
         if self._starting is None or self._starting.done():
-            self._starting = asyncio.create_task(self._start(), name="start of a sandbox")
+            self._starting = asyncio.create_task(self._begin(), name="start of a sandbox")
         return self._starting
 
-    async def _start(self) -> PippinError | None:
+    async def _begin(self) -> PippinError | None:
         try:
-            self._ready.append(await Sandbox.start(self._server, self._job, self._bounds))
-        except (SandboxFailed, NotReady, Overloaded) as error:
-            log.error("A process for %s could not be started: %s", self._job, error)
-            return NotReady(f"A sandbox could not be started: {error}.") if isinstance(error, SandboxFailed) else error
+            sandbox = await self._start()
+        except PippinError as error:
+            return error
+        if self._closed:
+            sandbox.end()
+        self._alive.append(sandbox)
         return None

@@ -21,7 +21,7 @@ from node.text.confinement import confine
 
 Job = Callable[[bytes], bytes]
 
-IMPORTED = ("node.model.json_parser", "node.text.grammar_job", "node.text.same_tokens", "node.text.tokenizer_job")
+IMPORTED = ("node.model.json_parser", "node.text.grammar_job", "node.text.tokenizer_job")
 """Modules of the jobs."""
 START = struct.Struct("!Q64s1024s")
 """Request to the server for a sandbox, sent with the sandbox's end of a socket: its maximum memory in bytes beyond the

@@ -14,7 +14,7 @@ from node.core.errors import ModelBroken, ModelChanged, error_from, naming
 from node.core.fair_turns import FairTurns
 from node.core.pool import Pool
 from node.text.encoder import check_length
-from node.text.sandbox import Bounds, Sandbox, SandboxFailed, SandboxServer
+from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 from node.text.tokenizer import Tokenizer
 from node.text.tokenizer_files import CleanFolder, copies
 from node.text.tokenizer_job import TOKENS
@@ -35,147 +35,72 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class TokenizerProcess:
-    """One process that has read a model's tokenizer. It encodes one text at a time; clients take turns."""
-
-    tokenizer: Tokenizer
-    """The model's tokenizer in this process. It is read once a process has read it within its limits."""
-
-    def __init__(self, server: SandboxServer, directory: Path, pool: Pool, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer`: None if it has not been read."""
-        self.pool = pool
-        self._server = server
-        self._directory = directory
-        self._turns = FairTurns("this model's tokenizer", 1, _MAX_WAITING)
-        self._loading: asyncio.Task[Sandbox] | None = None
-        """The most recent start of the sandbox."""
-        self._closed = False
-        if tokenizer:
-            self.tokenizer = tokenizer
-
-    @property
-    def is_open(self) -> bool:
-        return hasattr(self, "tokenizer")
-
-    async def ask(self, request: bytes, client: str) -> list[int]:
-        """Send a request of a client. Raises ModelBroken, ModelChanged, Overloaded, NotReady, and the job's errors."""
-        async with self._turns.turn(client):
-            try:
-                sandbox = await self.ready()
-                try:
-                    reply = await sandbox.ask(request, finish=True)
-                except asyncio.CancelledError:
-                    # Finished even if its client is gone, in its turn: to restart the sandbox would take the others
-                    # longer.
-                    await sandbox.wait_idle()
-                    raise
-            except SandboxFailed as error:
-                if self._closed:
-                    raise self._changed() from error
-                self._start()
-                what = "The model's chat template or tokenizer failed on this text"
-                raise ModelBroken(f"{what}: {error}.") from error
-        return _tokens(reply)
-
-    async def ready(self) -> Sandbox:
-        """The sandbox, once it is idle. Raises SandboxFailed, ModelBroken, ModelChanged, NotReady, Overloaded."""
-        while not self._closed:
-            loading = self._loading
-            if loading is None or (loading.done() and (loading.exception() or not loading.result().alive)):
-                loading = self._start()
-            await asyncio.wait([loading])  # not cancelled with the waiting task: the next request needs it
-            sandbox = loading.result()
-            await sandbox.wait_idle()
-            if sandbox.alive:
-                return sandbox
-        raise self._changed()
-
-    def end(self) -> None:
-        """End the sandbox as soon as it has started. The next request starts another one."""
-        if self._loading:
-            self._loading.add_done_callback(_end)
-
-    async def close(self) -> None:
-        """End the sandbox for good. Requests that still wait get ModelChanged."""
-        self._closed = True
-        if self._loading:
-            self.end()  # if this task is cancelled, too
-            await asyncio.wait([self._loading])
-        await asyncio.sleep(0)  # its transport closes in the next iteration of the loop
-
-    def _changed(self) -> ModelChanged:
-        return ModelChanged(f"The model in {self._directory.name} has been closed.", hint="Send the request again.")
-
-    def _start(self) -> asyncio.Task[Sandbox]:
-        self._loading = asyncio.create_task(self._load(), name=f"sandbox of {self._directory.name}")
-        return self._loading
-
-    async def _load(self) -> Sandbox:
-        async with tokenizer_sandbox(self._server, self._directory) as (sandbox, folder):
-            if not self.is_open:
-                self.tokenizer = await self.pool.run(Tokenizer, folder)
-            controls = list(map(tuple, self.tokenizer.control_strings))
-            _tokens(await sandbox.ask(_request("set_control_strings", {"controls": controls})))
-        return sandbox
-
-
 class TokenizerProcesses:
     """The processes of one model: one for all texts but long ones, so that none waits for another client's long text,
     and a second one for these, while there are some. Call `open` first.
     """
 
+    tokenizer: Tokenizer
+    """The model's tokenizer in this process. It is read once a process has read it within its limits."""
+
     def __init__(self, server: SandboxServer, directory: Path, pool: Pool) -> None:
         self._server = server
         self._directory = directory
         self._pool = pool
-        self._turns = FairTurns("the threads for this model's texts", _AT_ONCE, _MAX_WAITING)
-        self._first = TokenizerProcess(server, directory, pool)
-        self._for_long: TokenizerProcess | None = None
+        self._threads = FairTurns("the threads for this model's texts", _AT_ONCE, _MAX_WAITING)
+        self._short, self._long = (
+            Sandboxes(self._start, FairTurns("this model's tokenizer", 1, _MAX_WAITING), costly=True) for _ in range(2)
+        )
+        self._closed = False
         self._idle: asyncio.TimerHandle | None = None
         """Ends the process for long texts."""
 
     @property
     def is_open(self) -> bool:
-        return self._first.is_open
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._first.tokenizer
+        return hasattr(self, "tokenizer")
 
     async def open(self) -> None:
         """Read the tokenizer. Cancelling it does not stop that, as the next request needs the tokenizer, too.
 
-        Raises ModelBroken if the tokenizer cannot be read within the limits, NotReady.
+        Raises ModelBroken if the tokenizer cannot be read within the limits, NotReady, Overloaded.
         """
-        try:
-            await self._first.ready()
-        except SandboxFailed as error:
-            raise ModelBroken(f"The tokenizer of {self._directory.name} can't be used: {error}.") from error
+        await self._short.start()
 
     async def close(self) -> None:
-        """End the processes. Requests that still wait get ModelChanged."""
+        """End the processes for good. Requests that still wait get ModelChanged."""
+        self._closed = True
         if self._idle:
             self._idle.cancel()
-        await asyncio.gather(*(each.close() for each in (self._first, self._for_long) if each))
+        await asyncio.gather(self._short.close(), self._long.close())
 
     async def ask(self, request: bytes, client: str) -> list[int]:
-        """See `TokenizerProcess.ask`."""
-        if len(request) < LONG_TEXT:
-            return await self._first.ask(request, client)
-        if self._for_long is None:
-            self._for_long = TokenizerProcess(self._server, self._directory, self._pool, self.tokenizer)
+        """Send a request of a client. Raises ModelBroken, ModelChanged, Overloaded, NotReady, and the job's errors."""
+        is_long = len(request) >= LONG_TEXT
         try:
-            return await self._for_long.ask(request, client)
+            return _tokens(await (self._long if is_long else self._short).ask(request, client))
+        except SandboxFailed as error:
+            if self._closed:
+                what = f"The model in {self._directory.name} has been closed."
+                raise ModelChanged(what, hint="Send the request again.") from error
+            raise ModelBroken(f"The model's chat template or tokenizer failed on this text: {error}.") from error
         finally:
-            if self._idle:
-                self._idle.cancel()
-            # A text takes far less, so none is under way when that time has passed since the last one.
-            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._for_long.end)
+            if is_long and not self._closed:
+                if self._idle:
+                    self._idle.cancel()
+                self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._long.end)
 
     async def work(self, client: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a client's work on a text in a thread. Raises Overloaded, and the exceptions of the function."""
-        async with self._turns.turn(client):
+        async with self._threads.turn(client):
             return await self._pool.run(function, *args, **kwargs)
+
+    async def _start(self) -> Sandbox:
+        async with tokenizer_sandbox(self._server, self._directory) as (sandbox, folder):
+            if not self.is_open:
+                self.tokenizer = await self._pool.run(Tokenizer, folder)
+            controls = list(map(tuple, self.tokenizer.control_strings))
+            _tokens(await sandbox.ask(_request("set_control_strings", {"controls": controls})))
+        return sandbox
 
 
 class SandboxedEncoder:
@@ -205,14 +130,14 @@ class SandboxedEncoder:
         NotReady.
         """
         if truncate:
-            text = text[: context * self.tokenizer.max_token_chars]
+            text, param = text[: context * self.tokenizer.max_token_chars], ""
         check_length(len(text), context, self.tokenizer.max_token_chars, param=param)
-        return await self._ask("encode", context, param, text=text, bos=bos, first=context if truncate else None)
+        return await self._ask("encode", context, param, text=text, bos=bos)
 
     async def encode_prediction(self, text: str, *, most: int) -> list[int]:
         """See `Encoder.encode_prediction`; returns the first `most` tokens. Raises as `encode` does, but for the length."""
         text = text[: most * self.tokenizer.max_token_chars]
-        return await self._ask("encode_prediction", most, "prediction", text=text, first=most) if text else []
+        return await self._ask("encode_prediction", most, "", text=text) if text else []
 
     async def encode_pieces(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
         """See `Encoder.encode_pieces`. Raises as `encode` does."""
@@ -229,22 +154,15 @@ class SandboxedEncoder:
         context: int,
     ) -> list[int]:
         """See `Encoder.encode_chat`; `more` is passed to the template. Raises BadRequest, and as `encode` does."""
-        max_token_chars = self.tokenizer.max_token_chars
-        if self.tokenizer.template_is_code:
-            segments = await self.work(self.tokenizer.render, messages, tools, **more)
-            check_length(sum(len(text) for text, _ in segments), context, max_token_chars, param="messages")
-            return await self._ask("encode_segments", context, "messages", segments=list(map(tuple, segments)))
-        given = {
-            "messages": messages,
-            "tools": tools,
-            "more": more,
-            "context": context,
-            "max_token_chars": max_token_chars,
-        }
-        return await self._ask("encode_chat", context, "messages", **given)
+        bounds = {"context": context, "max_token_chars": self.tokenizer.max_token_chars}
+        if not self.tokenizer.template_is_code:
+            chat = {"messages": messages, "tools": tools, "more": more}
+            return await self._ask("encode_bounded_chat", context, "messages", **chat, **bounds)
+        segments = await self.work(self.tokenizer.render, messages, tools, **more)
+        check_length(sum(len(text) for text, _ in segments), **bounds, param="messages")
+        return await self._ask("encode_segments", context, "messages", segments=list(map(tuple, segments)))
 
     async def _ask(self, name: str, most: int, param: str, **given: Any) -> list[int]:
-        """Call a method of the sandbox's job. `most`: maximum tokens of the result."""
         return await self._processes.ask(_request(name, given, most, param), self._client)
 
 
@@ -253,7 +171,7 @@ async def tokenizer_sandbox(server: SandboxServer, directory: Path) -> AsyncIter
     """Start a sandbox that reads the tokenizer of a directory, and ends when an error leaves the context.
 
     In the context, this process may read the tokenizer from the folder, which the sandbox has cleaned.
-    Raises SandboxFailed, ModelBroken, NotReady, Overloaded.
+    Raises ModelBroken, also if the sandbox fails in the context; NotReady, Overloaded.
     """
     async with copies(server.files, directory) as (private, (folder,)):
         sandbox = await Sandbox.start(server, _JOB, BOUNDS, private)
@@ -261,15 +179,11 @@ async def tokenizer_sandbox(server: SandboxServer, directory: Path) -> AsyncIter
             _tokens(await sandbox.ask(_request("load", {"folder": str(folder)})))
             yield sandbox, CleanFolder(folder)
         except SandboxFailed as error:
-            raise SandboxFailed(naming(error, folder)) from error
+            reason = naming(error, folder)
+            raise ModelBroken(f"The tokenizer of {directory.name} can't be used: {reason}.") from error
         except BaseException:
             sandbox.end()
             raise
-
-
-def _end(loading: asyncio.Task[Sandbox]) -> None:
-    if not loading.cancelled() and not loading.exception():
-        loading.result().end()
 
 
 def _request(name: str, given: dict[str, Any], most: int = 0, param: str = "") -> bytes:

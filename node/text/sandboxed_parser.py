@@ -1,12 +1,12 @@
 """Has the large JSON of models' files parsed in a sandbox, for the threads that read them."""
 
 import asyncio
+from functools import partial
 
 from node.core.errors import ModelBroken
 from node.core.fair_turns import FairTurns
-from node.text.sandbox import Bounds, Sandboxes, SandboxFailed, SandboxServer
+from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 
-_JOB = "node.model.json_parser:make_job"
 BOUNDS = Bounds(seconds=60.0, memory=2 * 2**30, reply=256 * 2**20, kept=64 * 2**20)
 """Limits of one file. The largest takes some 3 s and 1 GB."""
 _MAX_WAITING = 64
@@ -17,7 +17,8 @@ class SandboxedParser:
 
     def __init__(self, server: SandboxServer) -> None:
         self._loop = asyncio.get_running_loop()
-        self._sandboxes = Sandboxes(server, _JOB, BOUNDS, FairTurns("JSON to be parsed", 1, _MAX_WAITING))
+        start = partial(Sandbox.start, server, "node.model.json_parser:make_job", BOUNDS)
+        self._sandboxes = Sandboxes(start, FairTurns("JSON to be parsed", 1, _MAX_WAITING))
 
     def __call__(self, request: bytes) -> bytes:
         """Have a request answered. Blocks, so it must not be called by the event loop's own thread.
@@ -30,4 +31,4 @@ class SandboxedParser:
             raise ModelBroken(f"Its JSON can't be parsed: {error}.") from error
 
     async def end(self) -> None:
-        await self._sandboxes.end()
+        await self._sandboxes.close()

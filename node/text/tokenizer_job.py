@@ -1,4 +1,5 @@
-"""A sandbox's job: reads a model's tokenizer and chat template, renders chats and encodes texts.
+"""Jobs of sandboxes: one reads a model's tokenizer and chat template, renders chats and encodes texts; another one finds
+out whether two models have the same tokens.
 
 Templates may loop, double a text, or take exponential time to compile; tokenizers may contain any regular expression.
 """
@@ -6,7 +7,6 @@ Templates may loop, double a text, or take exponential time to compile; tokenize
 import json
 import marshal
 from array import array
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +15,39 @@ from transformers import AutoTokenizer
 from node.core.errors import ContextExceeded, ModelBroken, PippinError
 from node.text.encoder import Encoder, check_length
 from node.text.sandbox_server import Job
-from node.text.template import ControlString, Segment
+from node.text.template import ControlString
 from node.text.tokenizer_settings import clean
 
 TOKENS, ERROR = b"\0", b"\1"
 """First byte of a reply: token ids follow, of 4 bytes each in native byte order, or a PippinError as JSON."""
 MAX_TEMPLATE = 256 * 2**10
 """Maximum characters of a chat template. The longest known ones have some 30,000."""
+MOST_MORE = 1024
+"""Maximum tokens that one of two models may have beyond the other's: families add control tokens from size to size."""
 _PROBES = ("Hello, world! 123\n\täöü 日本 \U0001f600", " " * 100, "a" * 100, "1" * 100, "\0\x7f\u2028")
 """Texts to try a tokenizer with, as some panic."""
 
 
 def make_job() -> Job:
-    """Create the job. A request is marshalled: name of a method of `_TokenizerJob`, its arguments, maximum tokens of
-    the result, and the parameter that contains the text, for errors.
+    """Create the job. A request is marshalled: "load" or the name of a method of `_Encoder`, its arguments, maximum tokens
+    of the result, and the parameter that contains the text, for errors; without one, a longer result is cut.
     """
-    tokenizer = _TokenizerJob()
+    encoder: _Encoder
 
     def answer(request: bytes) -> bytes:
+        nonlocal encoder
         name, given, most, param = marshal.loads(request)  # noqa: S302 - written by the node
         try:
-            tokens = getattr(tokenizer, name)(**given)
-            if len(tokens) > most:  # checked here, as a long reply would burden the node
+            if name == "load":
+                encoder = _Encoder(**given)
+                return TOKENS
+            tokens = getattr(encoder, name)(**given)
+            if param and len(tokens) > most:  # checked here, as a long reply would burden the node
                 raise ContextExceeded(
                     f"This model's maximum context length is {most} tokens, but the text has {len(tokens)} tokens.",
                     param=param,
                 )
-            return TOKENS + array("I", tokens).tobytes()
+            return TOKENS + array("I", tokens[:most]).tobytes()
         except PippinError as error:
             fields = {"code": error.code, "message": error.message, "hint": error.hint, "param": error.param}
             return ERROR + json.dumps(fields).encode()
@@ -49,50 +55,58 @@ def make_job() -> Job:
     return answer
 
 
-class _TokenizerJob:
-    """Methods of the job. Call `load` first, then `set_control_strings`."""
+class _Encoder(Encoder):
+    """The encoder of a folder's tokenizer. Call `set_control_strings` next."""
 
-    _hf: Any
-    _encoder: Encoder
-
-    def load(self, folder: str) -> list[int]:
+    def __init__(self, folder: str) -> None:
         """Clean and read the files, and try everything that the node will do with them in its own process.
 
         Raises ModelBroken.
         """
-        clean(Path(folder))
-        self._hf = AutoTokenizer.from_pretrained(Path(folder), trust_remote_code=False)
-        template = self._hf.chat_template
+        hf = _read(folder)
+        template = hf.chat_template
         if isinstance(template, str) and len(template) > MAX_TEMPLATE:
             raise ModelBroken(f"The chat template has {len(template):,} characters; {MAX_TEMPLATE:,} are the most.")
-        encoder = Encoder(self._hf, self._hf, ())
+        super().__init__(hf, hf, ())
         for text in _PROBES:
-            encoder.encode_fragment(text)
-            self._hf.decode(encoder.encode(text))
-        return []
+            self.encode_fragment(text)
+            hf.decode(self.encode(text))
 
     def set_control_strings(self, controls: list[list[Any]]) -> list[int]:
         """Set the control strings; the node derives some of them from the model's family."""
-        self._encoder = Encoder(self._hf, self._hf, [ControlString(*each) for each in controls])
+        self._control_strings = [ControlString(*each) for each in controls]
         return []
 
-    def encode(self, text: str, bos: bool, first: int | None) -> list[int]:
-        """The `first` tokens of a text; None: all."""
-        return self._encoder.encode(text, bos=bos)[:first]
-
-    def encode_prediction(self, text: str, first: int) -> list[int]:
-        """The `first` tokens of a text."""
-        return self._encoder.encode_prediction(text)[:first]
-
-    def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
-        return self._encoder.encode_pieces(pieces)
-
-    def encode_segments(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
-        return self._encoder.encode_segments([Segment(*each) for each in segments])
-
-    def encode_chat(
+    def encode_bounded_chat(
         self, messages: Any, tools: Any, more: dict[str, Any], context: int, max_token_chars: int
     ) -> list[int]:
-        segments = self._encoder.render(messages, tools, **more)
-        check_length(sum(len(segment.text) for segment in segments), context, max_token_chars, param="messages")
-        return self._encoder.encode_segments(segments)
+        segments = self.render(messages, tools, **more)
+        check_length(sum(len(text) for text, _ in segments), context, max_token_chars, param="messages")
+        return self.encode_segments(segments)
+
+
+def _read(folder: str) -> Any:
+    clean(Path(folder))
+    return AutoTokenizer.from_pretrained(Path(folder), trust_remote_code=False)
+
+
+def make_comparison() -> Job:
+    """Create the job that compares the tokens of two models. A request is marshalled: the two copies of tokenizer files.
+    The reply is the difference, empty if there is none.
+    """
+
+    def answer(request: bytes) -> bytes:
+        one, other = (
+            {token: text for text, token in _read(folder).get_vocab().items()}
+            for folder in marshal.loads(request)  # noqa: S302 - written by the node
+        )
+        if abs(len(one) - len(other)) > MOST_MORE:
+            return f"it has {len(other):,} tokens instead of {len(one):,}".encode()
+        different = [token for token in sorted(one.keys() & other.keys()) if one[token] != other[token]]
+        if not different:
+            return b""
+        first = different[0]
+        pair = f"{other[first]!r:.40} instead of {one[first]!r:.40}"
+        return f"{len(different):,} of its tokens differ, the first is {first}: {pair}".encode()
+
+    return answer

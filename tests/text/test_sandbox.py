@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,12 +60,13 @@ async def make(sandbox_server):
     made = []
 
     def make(bounds=BOUNDS, most=2, max_waiting=10, job=JOB):
-        made.append(Sandboxes(sandbox_server, job, bounds, FairTurns("work", most, max_waiting)))
+        start = partial(Sandbox.start, sandbox_server, job, bounds)
+        made.append(Sandboxes(start, FairTurns("work", most, max_waiting)))
         return made[-1]
 
     yield make
     for sandboxes in made:
-        await sandboxes.end()
+        await sandboxes.close()
 
 
 async def gone(process):
@@ -137,7 +139,7 @@ async def test_a_process_that_has_ended_unseen(start, sandbox_server):
     await asyncio.sleep(0)
     os.kill(sandbox._process, signal.SIGKILL)
     while psutil.pid_exists(sandbox._process):  # blocks the event loop, while the server releases the process
-        sandbox_server._fork(JOB, MB)[1].close()
+        sandbox_server.fork(JOB, MB)[1].close()
     with pytest.raises(SandboxFailed, match="its process crashed"):
         await asyncio.wait_for(asking, BOUNDS.seconds / 2)
 
@@ -169,7 +171,7 @@ async def test_a_sandbox_sees_nothing_of_the_nodes_environment(monkeypatch):
 
 
 async def test_a_job_that_can_not_be_made_is_no_hang(start):
-    with pytest.raises(SandboxFailed):
+    with pytest.raises(NotReady):
         await start(job="tests.text.sandbox_jobs:make_nothing")
 
 
@@ -190,7 +192,7 @@ async def test_the_next_one_stands_by_when_one_is_killed(make):
     for _ in range(3):
         with pytest.raises(SandboxFailed):
             await sandboxes.ask(b"loop", "a")
-        assert any(each.alive for each in sandboxes._ready)
+        assert any(each.alive and each.is_idle for each in sandboxes._alive)
         assert await sandboxes.ask(b"hello", "a") == b"hello"
 
 
@@ -213,9 +215,9 @@ async def test_no_more_work_at_once_than_is_said_and_who_hangs_up_makes_room(mak
 async def test_a_process_that_has_grown_is_not_asked_again(make):
     sandboxes = make(most=1)
     little = int(await sandboxes.ask(b"keep 1000", "a"))
-    assert little in [each._process for each in sandboxes._ready]
+    assert little in [each._process for each in sandboxes._alive if each.alive]
     much = int(await sandboxes.ask(b"keep 30000000", "a"))
-    assert much not in [each._process for each in sandboxes._ready]
+    assert much not in [each._process for each in sandboxes._alive if each.alive]
     await gone(much)
 
 

@@ -236,7 +236,7 @@ async def test_who_asks_what_is_closed_is_to_ask_again_and_starts_no_process(ope
     for each in asking:
         with pytest.raises(ModelChanged):
             await each
-    assert not encoder._processes._first._loading.result().alive
+    assert not any(each.alive for each in encoder._processes._short._alive)
 
 
 async def test_a_tokenizer_that_is_read_again_and_again_takes_no_more_threads(opened, files):
@@ -251,14 +251,14 @@ async def test_a_tokenizer_that_is_read_again_and_again_takes_no_more_threads(op
 
 async def test_a_text_whose_client_has_gone_is_finished_and_the_next_waits_for_it(opened):
     encoder = await opened(DEMO)
-    sandbox = encoder._processes._first._loading.result()
+    (sandbox,) = encoder._processes._short._alive
     asking = asyncio.create_task(encoder.encode("Hello " * 2000, context=20_000, param="x"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     asking.cancel()
     await asyncio.wait([asking])
     assert await encoder.encode("Hi", context=10, param="x") == encoder.tokenizer.encode("Hi")
-    assert encoder._processes._first._loading.result() is sandbox
+    assert encoder._processes._short._alive == [sandbox]
     assert sandbox.alive
 
 
@@ -284,11 +284,11 @@ async def test_the_process_for_long_texts_ends_when_there_are_none(opened, monke
     encoder = await opened(DEMO)
     for _ in range(2):
         assert await encoder.encode(LONG, context=10**6, param="x") == encoder.tokenizer.encode(LONG)
-        sandbox = encoder._processes._for_long._loading.result()
+        (sandbox,) = encoder._processes._long._alive
         async with asyncio.timeout(30):
             while sandbox.alive:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.01)
-    assert encoder._processes._first._loading.result().alive
+    assert encoder._processes._short._alive[0].alive
 
 
 async def test_one_client_may_have_many_texts_waiting_and_another_one_too(opened, monkeypatch):
@@ -312,4 +312,4 @@ async def test_tokens_are_those_of_the_tokenizer_on_both_sides_of_the_border(ope
         messages = [{"role": "user", "content": text}]
         expected = encoder.tokenizer.encode_chat(messages, None)
         assert await encoder.encode_chat(messages, None, {}, context=10**6) == expected
-    assert encoder._processes._for_long is not None
+    assert encoder._processes._long._alive
