@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,8 +20,8 @@ from node.core.nodes import Address
 from node.core.reports import Heartbeat
 from node.core.response_ids import Ask
 from node.rpc.boundary import calling
+from node.rpc.bounds import checked
 from node.rpc.channel_options import CHANNEL_OPTIONS, CONTROL_OPTIONS, Options
-from node.rpc.checks import checked_heartbeat, checked_listing, checked_log_part, checked_spec
 from node.rpc.link import FrameLink
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
@@ -109,7 +110,7 @@ class RpcClient:
         message = to_message(heartbeat, control_pb2.Heartbeat)
         with calling(peer.target):
             answer = await self._control(peer).Exchange(message, timeout=timeout_s)
-        return from_message(checked_heartbeat(answer), Heartbeat)
+        return from_message(checked(answer), Heartbeat)
 
     async def disconnected(self, peer: Address) -> None:
         """Return when the connection for heartbeats is lost or dropped, or cannot be established.
@@ -207,7 +208,7 @@ class RpcClient:
         message = to_message(version, control_pb2.ModelRequest)
         with calling(peer.target):
             answer = await self._control(peer).Describe(message, timeout=DESCRIBE_TIMEOUT_S)
-        return from_message(checked_spec(answer), ModelSpec)
+        return from_message(checked(answer), ModelSpec)
 
     async def log(self, peer: Address, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
         """Yield lines of a peer's log, as RecentLines.read. Raises Incompatible for a peer that is too old."""
@@ -215,29 +216,23 @@ class RpcClient:
         request = control_pb2.LogRequest(lines=lines, follow=follow)
         call = stub.Log(request, timeout=None if follow else STALL_TIMEOUT_S)
         count = 0
-        try:
-            with calling(peer.target):
-                while (part := await self._next(call, peer.target, "its log")) is not grpc.aio.EOF:
-                    count += len(checked_log_part(part).lines)
-                    if count > lines and not follow:
-                        raise Incompatible(f"{peer.target} sent more than {lines:,} lines of its log.")
-                    yield list(part.lines)
-        finally:
-            call.cancel()
+        async with aclosing(_parts(call, peer, "its log")) as parts:
+            async for part in parts:
+                count += len(part.lines)
+                if count > lines and not follow:
+                    raise Incompatible(f"{peer.target} sent more than {lines:,} lines of its log.")
+                yield list(part.lines)
 
     async def response(self, peer: Address, ask: Ask, response_id: str) -> bytes:
         """A response that a peer keeps, as JSON of at most MAX_RESPONSE_BYTES; it may be cancelled or deleted as well."""
         stub = ControlStub(self._channel(peer, "files"))
         call = stub.Response(control_pb2.ResponseRequest(id=response_id, ask=ask), timeout=RESPONSE_TIMEOUT_S)
         data = bytearray()
-        try:
-            with calling(peer.target):
-                while (part := await self._next(call, peer.target, "a response")) is not grpc.aio.EOF:
-                    data += part.data
-                    if len(data) > MAX_RESPONSE_BYTES:
-                        raise Incompatible(f"{peer.target} sent more than {MAX_RESPONSE_BYTES:,} bytes of a response.")
-        finally:
-            call.cancel()
+        async with aclosing(_parts(call, peer, "a response")) as parts:
+            async for part in parts:
+                data += part.data
+                if len(data) > MAX_RESPONSE_BYTES:
+                    raise Incompatible(f"{peer.target} sent more than {MAX_RESPONSE_BYTES:,} bytes of a response.")
         return bytes(data)
 
     async def generate(self, peer: Address, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -250,7 +245,7 @@ class RpcClient:
         try:
             with calling(peer.target):
                 async for message in call:
-                    for event in message.events:
+                    for event in checked(message).events:
                         yield decode_event(event)
         finally:
             call.cancel()
@@ -261,7 +256,7 @@ class RpcClient:
         call = stub.Evaluate(to_message(request, serving_pb2.EvaluateRequest, ring=ring))
         try:
             with calling(peer.target):
-                return decode_evaluation([part async for part in call])
+                return decode_evaluation([checked(part) async for part in call])
         finally:
             call.cancel()
 
@@ -269,7 +264,7 @@ class RpcClient:
         stub = FilesStub(self._channel(peer, "files"))
         with calling(peer.target):
             answer = await stub.List(serving_pb2.FileRequest(model=model, revision=revision), timeout=CALL_TIMEOUT_S)
-            return from_message(checked_listing(answer), Listing)
+            return from_message(checked(answer), Listing)
 
     async def read(
         self, peer: Address, model: str, revision: str, name: str, offset: int, length: int = 0
@@ -278,19 +273,25 @@ class RpcClient:
         stub = FilesStub(self._channel(peer, "files"))
         span = {"offset": offset, "length": length}
         call = stub.Read(serving_pb2.FileRequest(model=model, revision=revision, name=name, **span))
-        try:
-            with calling(peer.target):
-                while (chunk := await self._next(call, peer.target, name)) is not grpc.aio.EOF:
-                    yield chunk.data, chunk.sha256
-        finally:
-            call.cancel()
-
-    async def _next(self, call: grpc.aio.UnaryStreamCall[Any, Any], peer: str, name: str) -> Any:
-        try:
-            async with asyncio.timeout(STALL_TIMEOUT_S):
-                return await call.read()
-        except TimeoutError as error:
-            raise PeerUnavailable(f"{peer} has sent nothing of {name} for {STALL_TIMEOUT_S:.0f} s.") from error
+        async with aclosing(_parts(call, peer, name)) as parts:
+            async for chunk in parts:
+                yield chunk.data, chunk.sha256
 
     def link(self, peer: Address, on_broken: Callable[[PippinError], None]) -> FrameLink:
         return FrameLink(self._channel(peer, "frames"), FRAMES_METHOD, peer.target, on_broken)
+
+
+async def _parts(call: grpc.aio.UnaryStreamCall[Any, Any], peer: Address, what: str) -> AsyncGenerator[Any, None]:
+    """Yield the messages of a stream in which a healthy node is never silent for long. Closing it cancels the call."""
+    try:
+        with calling(peer.target):
+            while True:
+                async with asyncio.timeout(STALL_TIMEOUT_S):
+                    part: Any = await call.read()
+                if part is grpc.aio.EOF:
+                    return
+                yield checked(part)
+    except TimeoutError as error:
+        raise PeerUnavailable(f"{peer.target} has sent nothing of {what} for {STALL_TIMEOUT_S:.0f} s.") from error
+    finally:
+        call.cancel()

@@ -7,7 +7,7 @@ import struct
 
 from google.protobuf.message import DecodeError
 
-from node.core.errors import BadRequest
+from node.core.errors import BadRequest, Incompatible
 from node.core.frames import (
     Back,
     CacheOp,
@@ -26,18 +26,13 @@ from node.core.frames import (
     Tensor,
 )
 from node.core.rings import Fence
+from node.rpc.bounds import checked
 from node.wire.frame_pb2 import Fault as FaultMessage
 from node.wire.frame_pb2 import Header, Op, TensorMeta
 from node.wire.frame_pb2 import Held as HeldMessage
 
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 20
-_MAX_ITEMS = 1 << 14
-"""Maximum operations of a frame, rows of a lane, and held sequences."""
-_MAX_UNVERIFIED = 256
-"""Maximum guesses of a lane, one for each stage of the longest ring: a stage may keep a copy of a state for each."""
-_MAX_TENSORS = 64
-_MAX_DIMENSIONS = 8
 
 _KINDS: dict[type[CacheOp], Op.Kind] = {
     Open: Op.OPEN,
@@ -87,10 +82,11 @@ def decode(data: bytes) -> Frame:
         (size,) = _LENGTH.unpack_from(data)
         if size > _MAX_HEADER_BYTES:
             raise BadRequest(f"A frame's header has {size:,} bytes; the maximum is {_MAX_HEADER_BYTES:,}.")
-        header = Header.FromString(data[4 : 4 + size])
+        header = checked(Header.FromString(data[4 : 4 + size]))
     except (struct.error, DecodeError) as error:
         raise BadRequest(f"A frame of {len(data)} bytes has no readable header: {error}.") from error
-    _check(header)
+    except Incompatible as error:
+        raise BadRequest(error.message) from error
     metas = [*header.tensors, *([header.tokens] if header.HasField("tokens") else [])]
     expected = 4 + size + sum(meta.bytes for meta in metas)
     if expected != len(data):
@@ -112,29 +108,6 @@ def decode(data: bytes) -> Frame:
         faults=tuple(NonFiniteRow(each.row, each.start, each.end) for each in header.faults),
         failure=_failure(header),
     )
-
-
-def _check(header: Header) -> None:
-    """Check the header before anything is made of it.
-
-    A row that occurs twice in a filter would be copied: caches never grow that way. A sequence that is held twice would
-    be counted twice, and released once.
-    """
-    rows = max(len(header.faults), *(len(op.rows) for op in header.ops), 0)
-    if max(len(header.ops), len(header.held), len(header.lengths), rows) > _MAX_ITEMS:
-        counts = f"{len(header.ops)} operations, {max(len(header.lengths), rows)} rows, {len(header.held)} held"
-        raise BadRequest(f"A frame has {counts}; the maximum is {_MAX_ITEMS:,}.")
-    if any(len(set(op.rows)) < len(op.rows) for op in header.ops):
-        raise BadRequest("A frame filters a lane with the same row twice.")
-    if len({each.number for each in header.held}) < len(header.held):
-        raise BadRequest("A frame lists a held sequence twice.")
-    if header.unverified > _MAX_UNVERIFIED:
-        raise BadRequest(f"A frame has {header.unverified:,} unverified guesses; the maximum is {_MAX_UNVERIFIED}.")
-    dimensions = max((len(meta.shape) for meta in (*header.tensors, header.tokens)), default=0)
-    if len(header.tensors) > _MAX_TENSORS or dimensions > _MAX_DIMENSIONS:
-        raise BadRequest(
-            f"A frame has {len(header.tensors)} tensors, of up to {dimensions} dimensions; the maxima are {_MAX_TENSORS} and {_MAX_DIMENSIONS}."
-        )
 
 
 def _failure(header: Header) -> Failure | None:

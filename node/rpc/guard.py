@@ -14,6 +14,7 @@ from node.core.errors import BadRequest, NotAdmitted
 from node.core.nodes import Caller
 from node.host.interfaces import with_zone_name
 from node.rpc.boundary import answering
+from node.rpc.bounds import checked
 from node.rpc.channel_options import MAX_CONTROL_BYTES, MAX_HEADERS
 from node.rpc.security import node_of
 
@@ -115,6 +116,7 @@ def _message(read: Read, data: bytes) -> Any:
     if len(data) > MAX_CONTROL_BYTES:
         raise BadRequest(f"A message has {len(data):,} bytes; the maximum is {MAX_CONTROL_BYTES:,}.")
     try:
-        return read(data)
+        message = read(data)
     except DecodeError as error:
         raise BadRequest(f"A message of {len(data):,} bytes cannot be parsed: {error}.") from error
+    return checked(message)

@@ -21,6 +21,7 @@ from node.core.errors import Incompatible
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
+E = TypeVar("E", bound=StrEnum)
 Write = Callable[[Message, str, Any], object]
 Read = Callable[[Any], Any]
 
@@ -76,7 +77,7 @@ def _field(name: str, hint: Any, is_own: bool) -> _Field:
             return _Field(name, _set_message, lambda message: from_message(get(message), kind))
         return _Field(name, lambda message, _, value: _fill(message, value), partial(from_message, kind=kind))
     if issubclass(hint, StrEnum):
-        return _Field(name, setattr, lambda message: _member(name, hint, get(message)))
+        return _Field(name, setattr, lambda message: member(name, hint, get(message)))
     return _Field(name, setattr, get)
 
 
@@ -110,7 +111,8 @@ def _update(message: Message, name: str, values: Any) -> None:
     getattr(message, name).update(values)
 
 
-def _member(name: str, kind: type[StrEnum], text: str) -> StrEnum:
+def member(name: str, kind: type[E], text: str) -> E:
+    """The member of an enum that a peer has sent as text. Raises Incompatible."""
     try:
         return kind(text)
     except ValueError as error:

@@ -20,20 +20,11 @@ from node.core.response_ids import Ask
 from node.host.ports import is_served
 from node.rpc.boundary import quiet_tracebacks
 from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, SERVER_OPTIONS
-from node.rpc.checks import (
-    checked_evaluation,
-    checked_heartbeat,
-    checked_load,
-    checked_log_request,
-    checked_model,
-    checked_request,
-    checked_response_request,
-)
 from node.rpc.connection_limit import ConnectionLimit
 from node.rpc.frame_codec import decode
 from node.rpc.guard import Guard, caller_of, check_sender
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
-from node.rpc.mapping import from_message, to_message
+from node.rpc.mapping import from_message, member, to_message
 from node.rpc.security import Security
 from node.rpc.token_codec import encode_evaluation, encode_event
 from node.wire import control_pb2, serving_pb2
@@ -119,7 +110,7 @@ class _Control(ControlServicer):
     async def Exchange(self, request: control_pb2.Heartbeat, context: Context) -> control_pb2.Heartbeat:
         caller = caller_of(context)
         check_sender(request.report.info.id or request.node, caller)
-        answer = self._handler.exchange(from_message(checked_heartbeat(request), Heartbeat), caller)
+        answer = self._handler.exchange(from_message(request, Heartbeat), caller)
         return to_message(answer, control_pb2.Heartbeat)
 
     async def Leave(self, request: control_pb2.Departure, context: Context) -> control_pb2.Empty:
@@ -131,19 +122,19 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def Want(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.want(checked_model(request).model)
+        await self._handler.want(request.model)
         return control_pb2.Empty()
 
     async def Load(self, request: control_pb2.LoadRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.command(LoadModel(checked_load(request).model, from_message(request.wish, Wish)))
+        await self._handler.command(LoadModel(request.model, from_message(request.wish, Wish)))
         return control_pb2.Empty()
 
     async def Unload(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.command(UnloadModel(checked_model(request).model))
+        await self._handler.command(UnloadModel(request.model))
         return control_pb2.Empty()
 
     async def Release(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.release(checked_model(request).model, caller_of(context))
+        await self._handler.release(request.model, caller_of(context))
         return control_pb2.Empty()
 
     async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:
@@ -155,11 +146,10 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def Describe(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.ModelSpec:
-        version = from_message(checked_model(request), ModelVersion)
+        version = from_message(request, ModelVersion)
         return to_message(await self._handler.describe(version), control_pb2.ModelSpec)
 
     async def Log(self, request: control_pb2.LogRequest, context: Context) -> AsyncGenerator[control_pb2.LogPart, None]:
-        checked_log_request(request)
         async with aclosing(self._handler.log(request.lines, caller_of(context), follow=request.follow)) as parts:
             async for lines in parts:
                 yield control_pb2.LogPart(lines=lines)
@@ -167,14 +157,13 @@ class _Control(ControlServicer):
     async def Response(
         self, request: control_pb2.ResponseRequest, context: Context
     ) -> AsyncGenerator[control_pb2.ResponsePart, None]:
-        checked_response_request(request)
         caller = caller_of(context)
         reader, total = caller.node or caller.address, self._readers.total()
         if total >= MAX_RESPONSES or self._readers[reader] >= MAX_RESPONSES_OF_ONE:
             raise Overloaded(f"{total} responses are being sent already, {self._readers[reader]} of them to {reader}.")
         self._readers[reader] += 1
         try:
-            data = await self._handler.response(Ask(request.ask), request.id)
+            data = await self._handler.response(member("ask", Ask, request.ask), request.id)
             for start in range(0, len(data), RESPONSE_PART):
                 yield control_pb2.ResponsePart(data=data[start : start + RESPONSE_PART])
         finally:
@@ -188,7 +177,7 @@ class _Serving(ServingServicer):
     async def Generate(
         self, request: serving_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.TokenEvents, None]:
-        events = self._handler.generate(request.ring, from_message(checked_request(request), GenerateRequest))
+        events = self._handler.generate(request.ring, from_message(request, GenerateRequest))
         try:
             async for event in events:
                 yield serving_pb2.TokenEvents(events=[encode_event(event)])
@@ -198,7 +187,7 @@ class _Serving(ServingServicer):
     async def Evaluate(
         self, request: serving_pb2.EvaluateRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.Evaluation, None]:
-        asked = from_message(checked_evaluation(request), EvaluateRequest)
+        asked = from_message(request, EvaluateRequest)
         for part in encode_evaluation(await self._handler.evaluate(request.ring, asked)):
             yield part
 

@@ -22,27 +22,54 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from node.wire import bounds_pb2 as node_dot_wire_dot_bounds__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15node/wire/frame.proto\x12\x0cpippin.frame\"\xb1\x03\n\x06Header\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\x04\x12\x1d\n\x03ops\x18\x06 \x03(\x0b\x32\x10.pippin.frame.Op\x12\x11\n\x04lane\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12)\n\x07tensors\x18\x08 \x03(\x0b\x32\x18.pippin.frame.TensorMeta\x12-\n\x06tokens\x18\t \x01(\x0b\x32\x18.pippin.frame.TensorMetaH\x01\x88\x01\x01\x12\x0f\n\x07lengths\x18\n \x03(\r\x12+\n\x07\x66\x61ilure\x18\x0b \x01(\x0b\x32\x15.pippin.frame.FailureH\x02\x88\x01\x01\x12\x0f\n\x07sampled\x18\x0c \x01(\x08\x12\r\n\x05\x65very\x18\r \x01(\x08\x12 \n\x04held\x18\x0e \x03(\x0b\x32\x12.pippin.frame.Held\x12#\n\x06\x66\x61ults\x18\x10 \x03(\x0b\x32\x13.pippin.frame.Fault\x12\x12\n\nunverified\x18\x11 \x01(\rB\x07\n\x05_laneB\t\n\x07_tokensB\n\n\x08_failureJ\x04\x08\x04\x10\x05J\x04\x08\x0f\x10\x10\"0\n\x05\x46\x61ult\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"&\n\x04Held\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"9\n\nTensorMeta\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"6\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\"\xf7\x01\n\x02Op\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.pippin.frame.Op.Kind\x12\x0c\n\x04lane\x18\x02 \x01(\x04\x12\x0e\n\x06source\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x0e\n\x06prefix\x18\x06 \x01(\x04\x12\x0b\n\x03row\x18\x07 \x01(\r\"s\n\x04Kind\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x08\n\x04OPEN\x10\x01\x12\t\n\x05MERGE\x10\x02\x12\n\n\x06\x46ILTER\x10\x03\x12\x08\n\x04\x44ROP\x10\x04\x12\x08\n\x04KEEP\x10\x05\x12\t\n\x05REUSE\x10\x06\x12\n\n\x06\x46ORGET\x10\x07\x12\x08\n\x04TAKE\x10\x08\x12\x08\n\x04\x42\x41\x43K\x10\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15node/wire/frame.proto\x12\x0cpippin.frame\x1a\x16node/wire/bounds.proto\"\xe5\x03\n\x06Header\x12\x13\n\x04ring\x18\x01 \x01(\tB\x05\x88\xb5\x18\x80\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\x04\x12%\n\x03ops\x18\x06 \x03(\x0b\x32\x10.pippin.frame.OpB\x06\x90\xb5\x18\x80\x80\x01\x12\x11\n\x04lane\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12/\n\x07tensors\x18\x08 \x03(\x0b\x32\x18.pippin.frame.TensorMetaB\x04\x90\xb5\x18@\x12-\n\x06tokens\x18\t \x01(\x0b\x32\x18.pippin.frame.TensorMetaH\x01\x88\x01\x01\x12\x17\n\x07lengths\x18\n \x03(\rB\x06\x90\xb5\x18\x80\x80\x01\x12+\n\x07\x66\x61ilure\x18\x0b \x01(\x0b\x32\x15.pippin.frame.FailureH\x02\x88\x01\x01\x12\x0f\n\x07sampled\x18\x0c \x01(\x08\x12\r\n\x05\x65very\x18\r \x01(\x08\x12(\n\x04held\x18\x0e \x03(\x0b\x32\x12.pippin.frame.HeldB\x06\x90\xb5\x18\x80\x80\x01\x12+\n\x06\x66\x61ults\x18\x10 \x03(\x0b\x32\x13.pippin.frame.FaultB\x06\x90\xb5\x18\x80\x80\x01\x12\x19\n\nunverified\x18\x11 \x01(\rB\x05\x88\xb5\x18\x80\x02\x42\x07\n\x05_laneB\t\n\x07_tokensB\n\n\x08_failureJ\x04\x08\x04\x10\x05J\x04\x08\x0f\x10\x10\"0\n\x05\x46\x61ult\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"&\n\x04Held\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"F\n\nTensorMeta\x12\x14\n\x05\x64type\x18\x01 \x01(\tB\x05\x88\xb5\x18\x80\x04\x12\x13\n\x05shape\x18\x02 \x03(\rB\x04\x90\xb5\x18\x08\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"M\n\x07\x46\x61ilure\x12\x13\n\x04\x63ode\x18\x01 \x01(\tB\x05\x88\xb5\x18\x80\x04\x12\x17\n\x07message\x18\x02 \x01(\tB\x06\x98\xb5\x18\x80\x80\x04\x12\x14\n\x04hint\x18\x03 \x01(\tB\x06\x98\xb5\x18\x80\x80\x04\"\xff\x01\n\x02Op\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.pippin.frame.Op.Kind\x12\x0c\n\x04lane\x18\x02 \x01(\x04\x12\x0e\n\x06source\x18\x03 \x01(\x04\x12\x14\n\x04rows\x18\x04 \x03(\rB\x06\x90\xb5\x18\x80\x80\x01\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x0e\n\x06prefix\x18\x06 \x01(\x04\x12\x0b\n\x03row\x18\x07 \x01(\r\"s\n\x04Kind\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x08\n\x04OPEN\x10\x01\x12\t\n\x05MERGE\x10\x02\x12\n\n\x06\x46ILTER\x10\x03\x12\x08\n\x04\x44ROP\x10\x04\x12\x08\n\x04KEEP\x10\x05\x12\t\n\x05REUSE\x10\x06\x12\n\n\x06\x46ORGET\x10\x07\x12\x08\n\x04TAKE\x10\x08\x12\x08\n\x04\x42\x41\x43K\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'node.wire.frame_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HEADER']._serialized_start=40
-  _globals['_HEADER']._serialized_end=473
-  _globals['_FAULT']._serialized_start=475
-  _globals['_FAULT']._serialized_end=523
-  _globals['_HELD']._serialized_start=525
-  _globals['_HELD']._serialized_end=563
-  _globals['_TENSORMETA']._serialized_start=565
-  _globals['_TENSORMETA']._serialized_end=622
-  _globals['_FAILURE']._serialized_start=624
-  _globals['_FAILURE']._serialized_end=678
-  _globals['_OP']._serialized_start=681
-  _globals['_OP']._serialized_end=928
-  _globals['_OP_KIND']._serialized_start=813
-  _globals['_OP_KIND']._serialized_end=928
+  _globals['_HEADER'].fields_by_name['ring']._loaded_options = None
+  _globals['_HEADER'].fields_by_name['ring']._serialized_options = b'\210\265\030\200\004'
+  _globals['_HEADER'].fields_by_name['ops']._loaded_options = None
+  _globals['_HEADER'].fields_by_name['ops']._serialized_options = b'\220\265\030\200\200\001'
+  _globals['_HEADER'].fields_by_name['tensors']._loaded_options = None
+  _globals['_HEADER'].fields_by_name['tensors']._serialized_options = b'\220\265\030@'
+  _globals['_HEADER'].fields_by_name['lengths']._loaded_options = None
+  _globals['_HEADER'].fields_by_name['lengths']._serialized_options = b'\220\265\030\200\200\001'
+  _globals['_HEADER'].fields_by_name['held']._loaded_options = None
+  _globals['_HEADER'].fields_by_name['held']._serialized_options = b'\220\265\030\200\200\001'
+  _globals['_HEADER'].fields_by_name['faults']._loaded_options = None
+  _globals['_HEADER'].fields_by_name['faults']._serialized_options = b'\220\265\030\200\200\001'
+  _globals['_HEADER'].fields_by_name['unverified']._loaded_options = None
+  _globals['_HEADER'].fields_by_name['unverified']._serialized_options = b'\210\265\030\200\002'
+  _globals['_TENSORMETA'].fields_by_name['dtype']._loaded_options = None
+  _globals['_TENSORMETA'].fields_by_name['dtype']._serialized_options = b'\210\265\030\200\004'
+  _globals['_TENSORMETA'].fields_by_name['shape']._loaded_options = None
+  _globals['_TENSORMETA'].fields_by_name['shape']._serialized_options = b'\220\265\030\010'
+  _globals['_FAILURE'].fields_by_name['code']._loaded_options = None
+  _globals['_FAILURE'].fields_by_name['code']._serialized_options = b'\210\265\030\200\004'
+  _globals['_FAILURE'].fields_by_name['message']._loaded_options = None
+  _globals['_FAILURE'].fields_by_name['message']._serialized_options = b'\230\265\030\200\200\004'
+  _globals['_FAILURE'].fields_by_name['hint']._loaded_options = None
+  _globals['_FAILURE'].fields_by_name['hint']._serialized_options = b'\230\265\030\200\200\004'
+  _globals['_OP'].fields_by_name['rows']._loaded_options = None
+  _globals['_OP'].fields_by_name['rows']._serialized_options = b'\220\265\030\200\200\001'
+  _globals['_HEADER']._serialized_start=64
+  _globals['_HEADER']._serialized_end=549
+  _globals['_FAULT']._serialized_start=551
+  _globals['_FAULT']._serialized_end=599
+  _globals['_HELD']._serialized_start=601
+  _globals['_HELD']._serialized_end=639
+  _globals['_TENSORMETA']._serialized_start=641
+  _globals['_TENSORMETA']._serialized_end=711
+  _globals['_FAILURE']._serialized_start=713
+  _globals['_FAILURE']._serialized_end=790
+  _globals['_OP']._serialized_start=793
+  _globals['_OP']._serialized_end=1048
+  _globals['_OP_KIND']._serialized_start=933
+  _globals['_OP_KIND']._serialized_end=1048
 # @@protoc_insertion_point(module_scope)

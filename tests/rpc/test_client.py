@@ -176,7 +176,7 @@ async def test_a_bandwidth_that_cannot_be_measured() -> None:
 async def test_the_response_that_a_peer_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as (_, target), RpcClient() as client:
         assert await client.response(Address(target), Ask.GET, "resp_1") == b"get resp_1 " * 100_000
-        with pytest.raises(Incompatible, match="asks for 'all' of a response"):
+        with pytest.raises(Incompatible, match="sent the ask .all., which this version does not know"):
             await client.response(Address(target), "all", "resp_1")  # type: ignore[arg-type]
         with pytest.raises(Incompatible, match="of 513 characters"):
             await client.response(Address(target), Ask.GET, "r" * 513)

@@ -12,14 +12,14 @@ import pytest
 from node.core.errors import BadRequest, Incompatible, NotAdmitted, PippinError, StaleFence
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest
-from node.core.limits import MAX_ADDRESSES, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS
+from node.core.limits import MAX_ADDRESSES, MAX_MODELS, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS
 from node.core.nodes import Address, Caller
 from node.core.reports import Heartbeat
 from node.rpc import channel_options, guard
 from node.rpc import server as server_module
 from node.rpc.boundary import to_error
+from node.rpc.bounds import MAX_LAYERS
 from node.rpc.channel_options import MAX_CONTROL_BYTES
-from node.rpc.checks import MAX_ITEMS, MAX_LAYERS, MAX_MODELS
 from node.rpc.client import RpcClient
 from node.rpc.mapping import to_message
 from node.rpc.server import FRAMES_METHOD
@@ -28,6 +28,7 @@ from node.wire import serving_pb2
 from tests.patience import PATIENCE_S
 from tests.rpc.conftest import Handlers, frame, report, serving
 
+MAX_ITEMS = 1024
 EXCHANGE = "/pippin.control.Control/Exchange"
 
 
