@@ -16,16 +16,9 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A file that a node is about to download from the hub, or is downloading."""
-
-    name: str
-    began: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Listing:
     """A node's files of one revision of a model."""
 
     files: tuple[File, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    fetching: tuple[str, ...] = ()
+    """Names of the files that it is downloading from the hub."""

@@ -44,7 +44,7 @@ class Models:
         hub = Hub(layouts=layouts)
         folders = (*options.models_dirs, *lm_studio(Path.home()))
         self.catalogue = Catalogue(BUILTIN, folders, directory, layouts=layouts)
-        others = Others(agent.info.id, client, agent.others, agent.holders)
+        others = Others(agent.info.id, client, agent.others, agent.holders, lambda: agent.placement.rings)
         self.files = Files(self.catalogue, hub, others, pools)
         self.specs = ModelSpecs(
             self.catalogue,

@@ -13,9 +13,9 @@ from node.core.nodes import Address
 from node.core.pool import Pool, Pools
 from node.model.catalogue import Catalogue
 from node.model.file_names import is_small
-from node.model.gathering import Gathering, Refused
+from node.model.gathering import Gathering
 from node.model.hub import Hub
-from node.model.offers import Claims, holders_of
+from node.model.offers import holders_of
 from node.model.sending import Sender
 from node.model.stage_fetch import Others, Progress, StageFetch, gather_small
 from node.model.weights import Weights
@@ -31,15 +31,13 @@ class Files:
         self._catalogue = catalogue
         self._hub = hub
         self._others = others
-        self._claims = Claims()
         self._sender = Sender(catalogue.layouts, catalogue.folders[1])
-        self._refused: Refused = set()
 
     # --- for peers ----------------------------------------------------------------------------------------------------
 
     async def listing(self, model: str, revision: str) -> Listing:
         files = await self._pools.offers.run(self._offered, model, revision)
-        return Listing(files, self._claims.told(HeldModel(model, revision)))
+        return Listing(files, self._others.told(HeldModel(model, revision)))
 
     def _offered(self, model: str, revision: str) -> tuple[File, ...]:
         found: dict[str, File] = {}
@@ -80,14 +78,14 @@ class Files:
         Raises ModelNotFound, ModelChanged, ModelGated, HubUnavailable, NoCapacity (disk full), ModelBroken.
         """
         gathering = self._gathering(shard.version.files)
-        args = self._catalogue, self._hub, self._pools, self._others, self._claims, gathering
+        args = self._catalogue, self._hub, self._pools, self._others, gathering
         directory = await StageFetch(*args, shard, ends, progress, downloads or self._pools.downloads).run()
         log.info("%s is read from %s", shard, directory)
         return directory, await self._pools.files.run(self._catalogue.weights, directory)
 
     def _gathering(self, model: HeldModel) -> Gathering:
         target = partial(self._catalogue.target, model.id, model.revision)
-        return Gathering(self._others.client, self._pools, model, target, self._refused)
+        return Gathering(self._others.client, self._pools, model, target, self._others.refused)
 
     async def of_tokenizer(self, model: HeldModel, peer: Address | None) -> Path:
         """Directory with the model's small files, fetched from `peer`, the model's driver, if necessary.

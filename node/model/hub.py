@@ -3,7 +3,7 @@
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,6 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from node.core.errors import HubUnavailable, ModelBroken, NoCapacity
 from node.core.models import TensorHeader
 from node.core.pool import Pool
-from node.core.reports import Download
 from node.core.units import format_bytes
 from node.model.config import read_config
 from node.model.digests import digest_like, is_digest, mismatch
@@ -32,7 +31,6 @@ from node.model.file_names import DESCRIPTION, INDEX, check_small_files, is_safe
 from node.model.formats import unloadable
 from node.model.hub_errors import HUB_ERRORS, translated
 from node.model.layouts import Layouts, read_index
-from node.model.meter import Meter
 from node.model.safetensors_header import header_length
 from node.model.weights import Weights
 
@@ -89,47 +87,35 @@ class Hub:
     def fetch(
         self,
         model_id: str,
-        start: int,
-        end: int,
-        ends: bool,
-        progress: Callable[[Download], None] = lambda _: None,
+        file: str,
+        progress: Callable[[int], None] = lambda _: None,
         *,
         revision: str | None = None,
-        only: Collection[str] | None = None,
+        needed: int = 0,
     ) -> Path:
-        """Download the files that the stage [start, end) lacks, calling `progress` on the way.
+        """Download a weight file, calling `progress` with its bytes that are here. Returns the directory that has it.
 
-        `ends`: also fetch the tensors outside of layers. `only`: of these files, those with such names. A fetch that is broken off keeps what was received, and the
-        next one resumes from there. Exceptions raised by `progress` cancel the fetch.
+        A fetch that is broken off keeps what was received, and the next one resumes from there. Exceptions raised by
+        `progress` cancel it. `needed`: bytes of all files that are to come from the hub, if they are more than this one.
         """
         metadata = self.metadata(model_id, revision)
-        directory, sizes = metadata.directory, metadata.weights.sizes
-        files = sorted(metadata.weights.files_for(start, end, ends))
-        files = [file for file in files if only is None or file in only]
-        total = sum(sizes[file] for file in files)
-        missing = [file for file in files if not (directory / file).is_file()]
-        done = total - sum(sizes[file] for file in missing)
-        self._check_space(model_id, total - done)
-        meter = Meter(total, done, progress)
-        for file in missing:
-            log.info("fetching %s of %s from the hub (%s)", file, model_id, format_bytes(sizes[file]))
-            with _told(model_id):
-                self._fetch(model_id, directory, file, meter.of_file)
-            meter.finish_file(sizes[file])
+        directory, size = metadata.directory, metadata.weights.sizes[file]
+        if (directory / file).is_file():
+            return directory
+        self._check_space(model_id, max(size, needed))
+        log.info("fetching %s of %s from the hub (%s)", file, model_id, format_bytes(size))
+        with _told(model_id):
+            url = hf_hub_url(model_id, file, revision=directory.name, endpoint=self._api.endpoint)
+            found = get_hf_file_metadata(url, token=self._api.token, timeout=_TIMEOUT_S, endpoint=self._api.endpoint)
+            if found.size is None or found.etag is None or not is_safe(found.etag):
+                raise HubUnavailable(f"The hub tells neither size nor ETag of {file} of {model_id}.")
+            headers = build_hf_headers(token=self._api.token, library_name="pippin")
+            blobs = directory.parent.parent / "blobs"
+            blobs.mkdir(exist_ok=True)
+            source = Source(url, headers, found.size, found.etag, f"{file} of {model_id}")
+            download(source, blobs / found.etag, progress)
+            self._download(model_id, file, revision=directory.name)  # links it into the snapshot
         return directory
-
-    def _fetch(self, model_id: str, directory: Path, file: str, progress: Callable[[int], None]) -> None:
-        """Download the file into the cache's blobs, then have huggingface_hub link it into the snapshot."""
-        url = hf_hub_url(model_id, file, revision=directory.name, endpoint=self._api.endpoint)
-        found = get_hf_file_metadata(url, token=self._api.token, timeout=_TIMEOUT_S, endpoint=self._api.endpoint)
-        if found.size is None or found.etag is None or not is_safe(found.etag):
-            raise HubUnavailable(f"The hub tells neither size nor ETag of {file} of {model_id}.")
-        headers = build_hf_headers(token=self._api.token, library_name="pippin")
-        blobs = directory.parent.parent / "blobs"
-        blobs.mkdir(exist_ok=True)
-        source = Source(url, headers, found.size, found.etag, f"{file} of {model_id}")
-        download(source, blobs / found.etag, progress)
-        self._download(model_id, file, revision=directory.name)
 
     def _resolved(self, model_id: str, revision: str | None) -> Path:
         """Snapshot directory of the branch's commit, which is its name; all further requests are for this commit."""

@@ -21,7 +21,7 @@ from node.model.formats import unloadable
 from node.model.json_parser import JsonParser
 from node.model.parameters import count_parameters
 from node.model.safetensors_header import AGAIN, MAX_TENSORS, header_length
-from node.model.weights import Weights, text_files
+from node.model.weights import Weights, layers_by_file
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Layout:
 
     def _read(self) -> Weights:
         name, known, expected = self._directory.name, self.description, self.weight_map
-        needed = text_files(expected)
+        needed = layers_by_file(expected).keys()
         files = set(expected.values())
         absent = files - self._present
         if known is None and absent & needed:

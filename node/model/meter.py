@@ -8,32 +8,25 @@ from node.core.reports import Download
 
 
 class Meter:
-    """Counts the bytes of several files, one after the other, and tells of them. Used by one thread at a time."""
+    """Counts the bytes of a load's files. They may be counted in another thread than that which asks for them."""
 
-    def __init__(
-        self, total: int, done: int, tell: Callable[[Download], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`total`: bytes of all files. `done`: of those that are on the disk."""
-        self._total = total
-        self._done = done
-        self._here: int | None = None
-        """Bytes on the disk of the file under way; None until the first are told."""
-        self._came = 0
-        self._tell = tell
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = Rate(clock)
-        tell(self.download())
+        self._came = 0
+        self.begin(0, 0)
 
-    def of_file(self, here: int) -> None:
-        """Note the bytes on the disk of the file under way. The first of a file are what an earlier try left."""
+    def begin(self, done: int, total: int) -> None:
+        """Bytes of the files that are here, and of all. What is counted from now on is added to the former."""
+        self._done = done
+        self._total = total
+        self._here: int | None = None
+        """Bytes on the disk of the files under way; None until the first are counted."""
+
+    def count(self, here: int) -> None:
+        """Note the bytes on the disk of the files under way. The first ones are what an earlier try left."""
         if self._here is not None:
             self._came += max(0, here - self._here)
         self._here = here
-        self._tell(self.download())
-
-    def finish_file(self, size: int) -> None:
-        self._done += size
-        self._here = None
-        self._tell(self.download())
 
     def download(self) -> Download:
         return Download(self._done + (self._here or 0), self._total, self._rate.at(self._came))

@@ -1,13 +1,14 @@
-"""What other nodes have of a model's files, and who downloads the rest from the hub. Pure but for the claims of this node."""
+"""What other nodes have of a model's files, and who gets the rest from the hub. Pure."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
 
-from node.core.model_files import Claim, File, Listing
+from node.core.model_files import File, Listing
 from node.core.models import HeldModel
 from node.core.nodes import Address
+from node.core.rings import Ring
+from node.model.weights import Weights
 
 
 def holders_of(listings: Mapping[Address, Listing]) -> dict[File, list[Address]]:
@@ -25,50 +26,30 @@ def holders_of(listings: Mapping[Address, Listing]) -> dict[File, list[Address]]
     return held
 
 
-def claimed(listings: Mapping[Address, Listing]) -> set[str]:
-    """Files that some peer gets from the hub."""
-    return {claim.name for listing in listings.values() for claim in listing.claims}
+def nodes_by_file(rings: Iterable[Ring], model: HeldModel, weights: Weights) -> dict[str, set[str]]:
+    """The nodes that need each file for their layers of the rings."""
+    found: dict[str, set[str]] = {}
+    for ring in rings:
+        stages = ring.stages if ring.version.files == model else ()
+        parts = [(stage.node, stage.start, stage.end, stage.start == 0 or ring.shared_ends) for stage in stages]
+        if ring.draft and ring.draft.version.files == model:
+            parts.append((ring.driver, ring.draft.start, ring.draft.end, True))
+        for node, start, end, ends in parts:
+            for file in weights.files_for(start, end, ends):
+                found.setdefault(file, set()).add(node)
+    return found
 
 
-def prior(listings: Mapping[Address, Listing], own: str) -> set[str]:
-    """Files whose claim goes before that of this node, whose id is `own`: of two that claim a file at the same time, the
-    node with the lower id gets it.
+def score(node: str, revision: str, file: str) -> bytes:
+    """Of the nodes that need a file, the one with the highest score is to fetch it: rendezvous hashing (Thaler and
+    Ravishankar, 1998). When a node goes, only its own files go to others.
     """
-    return {
-        claim.name
-        for peer, listing in listings.items()
-        for claim in listing.claims
-        if claim.began or (peer.node or peer.target) < own
-    }
+    return sha256(f"{node} {revision} {file}".encode()).digest()
 
 
-@dataclass(slots=True, eq=False)
-class OwnClaim:
-    names: set[str]
-    began: bool = False
-
-
-class Claims:
-    """The files that this node gets from the hub."""
-
-    def __init__(self) -> None:
-        self._of: dict[HeldModel, list[OwnClaim]] = {}
-
-    @contextmanager
-    def of(self, model: HeldModel, names: Collection[str]) -> Iterator[OwnClaim]:
-        """Other nodes are told that this one gets the files, until the end of the block."""
-        own, claims = OwnClaim(set(names)), self._of.setdefault(model, [])
-        claims.append(own)
-        try:
-            yield own
-        finally:
-            claims.remove(own)
-            if not claims:
-                self._of.pop(model, None)
-
-    def told(self, model: HeldModel) -> tuple[Claim, ...]:
-        began: dict[str, bool] = {}
-        for own in self._of.get(model, ()):
-            for name in own.names:
-                began[name] = began.get(name, False) or own.began
-        return tuple(Claim(name, began[name]) for name in sorted(began))
+def turn(own: str, nodes: set[str], revision: str, file: str) -> int:
+    """How many of the nodes that need a file are to fetch it rather than this one, whose id is `own`. One that fetches a model
+    for its user comes after all that the placement names.
+    """
+    mine = score(own, revision, file)
+    return sum(own not in nodes or score(node, revision, file) > mine for node in nodes - {own})

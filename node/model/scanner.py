@@ -14,7 +14,7 @@ from node.core.errors import ModelBroken, PippinError
 from node.model.file_names import DESCRIPTION, is_safe, is_small, is_weights
 from node.model.fingerprint import fingerprint
 from node.model.layouts import Layouts, Stat
-from node.model.weights import files_for, text_files
+from node.model.weights import files_for, layers_by_file
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class FolderScanner:
             return known
         try:
             weights = self._map(path)
-            whole = weights is not None and files.keys() >= text_files(weights)
+            whole = weights is not None and files.keys() >= layers_by_file(weights).keys()
             revision = revision or (fingerprint(path, files) if whole else "")
         except OSError as error:
             self._log_failure(path, error)
@@ -147,7 +147,7 @@ class FolderScanner:
             return folder.whole
         try:
             weights = self._map(folder.path)
-            return weights is not None and folder.files.keys() >= files_for(weights, start, end, ends)
+            return weights is not None and folder.files.keys() >= files_for(layers_by_file(weights), start, end, ends)
         except OSError as error:
             self._log_failure(folder.path, error)
             return False

@@ -1,5 +1,7 @@
-"""One load's way to the files of a stage: what other nodes have comes from them, the rest from the hub, each file to one of
-the nodes that lack it.
+"""One load's way to the files of a stage: what other nodes have comes from them, the rest from the hub.
+
+The nodes that need a file from the hub have an order (`turn` in `node.model.offers`), in which each waits TURN_S longer than the
+one before it. A node that sees another one fetch the file waits until it can take it from there.
 """
 
 import asyncio
@@ -9,18 +11,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from node.core.clock import now
 from node.core.errors import HubUnavailable, ModelBroken, ModelChanged, ModelGated, ModelNotFound, NotReady, PippinError
 from node.core.model_files import File, Listing
 from node.core.models import HeldModel, Shard
 from node.core.nodes import Address
 from node.core.pool import Pool, Pools
 from node.core.reports import Download
+from node.core.rings import Ring
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION, check_small_files, is_commit, is_small
-from node.model.gathering import Gathering
+from node.model.gathering import Gathering, Refused
 from node.model.hub import Hub
 from node.model.meter import Meter
-from node.model.offers import Claims, claimed, holders_of, prior
+from node.model.offers import holders_of, nodes_by_file, score, turn
 from node.model.weights import Weights
 from node.rpc.client import RpcClient
 
@@ -29,18 +33,18 @@ log = logging.getLogger(__name__)
 Progress = Callable[[Download], None]
 TELL_S = 0.1
 """Minimum interval between two reports of a download's progress."""
-SETTLE_S = 1.0
-"""Time between a claim and the look at those of others: whoever claimed before has looked by then, and begun."""
 LOOK_AGAIN_S = 1.0
 """Interval at which a load looks whether other nodes have what they download."""
-_PATIENCE = 4
-"""Looks at the other nodes after the hub failed, before the load fails: one that waited for this node may go on."""
+TURN_S = 2 * LOOK_AGAIN_S
+"""Time for which a file has to be fetched by nobody, for each node that is to fetch it before this one. Long enough for such a node
+to begin, and for others to see it.
+"""
 
 _BROKEN = "Delete the model with `cluster rm`, and load it again."
 
 
 class Others:
-    """The other nodes, as far as files are concerned. `alive`: their addresses; `holders`: see Files."""
+    """The other nodes, as far as files are concerned. `alive`: their addresses; `holders`: see Files; `rings`: the placement's."""
 
     def __init__(
         self,
@@ -48,16 +52,24 @@ class Others:
         client: RpcClient,
         alive: Callable[[], Sequence[Address]],
         holders: Callable[[str], Sequence[tuple[Address, str]]],
+        rings: Callable[[], Iterable[Ring]],
     ) -> None:
         self.own = own
         self.client = client
         self.alive = alive
         self.holders = holders
+        self.rings = rings
+        self.fetching: list[tuple[HeldModel, str]] = []
+        """Models and files that this node downloads from the hub, as the others are told."""
+        self.refused: Refused = set()
+
+    def told(self, model: HeldModel) -> tuple[str, ...]:
+        return tuple({file for each, file in self.fetching if each == model})
 
     async def ask(
         self, model: HeldModel, without: Collection[Address]
     ) -> tuple[dict[Address, Listing], list[PippinError]]:
-        """What the others have and claim of a model, and the errors of those that hold all of it and failed to tell."""
+        """What the others have and fetch of a model, and the errors of those that hold all of it and failed to tell."""
         peers = [peer for peer in self.alive() if peer not in without]
         asked = (self.client.listing(peer, model.id, model.revision) for peer in peers)
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -77,7 +89,6 @@ class StageFetch:
         hub: Hub,
         pools: Pools,
         others: Others,
-        claims: Claims,
         gathering: Gathering,
         shard: Shard,
         ends: bool,
@@ -89,7 +100,6 @@ class StageFetch:
         self._hub = hub
         self._pools = pools
         self._others = others
-        self._claims = claims
         self._gathering = gathering
         self._shard = shard
         self._ends = ends
@@ -98,7 +108,9 @@ class StageFetch:
         self._model = shard.version.files
         self._failure: PippinError | None = None
         self._hub_failure: PippinError | None = None
-        self._looks = 0
+        self._meter = Meter()
+        self._free_since: dict[str, float] = {}
+        """Of the files that nobody has or fetches."""
         self._waited_for: set[str] = set()
 
     async def run(self) -> Path:
@@ -137,28 +149,44 @@ class StageFetch:
         """Get some of the weights that are missing; or wait; or raise why nobody has them."""
         needed = weights.files_for(self._shard.start, self._shard.end, self._ends)
         paths = await self._pools.files.run(self._catalogue.paths, self._model.id, self._model.revision)
-        here, total = _total(weights, needed & paths.keys()), _total(weights, needed)
         lacking = needed - paths.keys()
+        self._meter.begin(_total(weights, needed - lacking), _total(weights, needed))
         offered = self._offered(weights, lacking, listings)
-        taken = claimed(listings) & lacking
+        fetched = lacking & {name for listing in listings.values() for name in listing.fetching}
         if not lacking:
             await self._link(paths, needed)
             if not await self._directory():
                 raise ModelBroken(f"The files of {self._shard} that are here can't be used.", hint=_BROKEN)
         elif offered:
             await self._link(paths, ())  # else the directory is not known as this model's
-            meter = Meter(total, here, self._progress)
-            await self._gathering.gather(offered, meter.of_file)
-        elif lacking - taken and self._on_hub and self._hub_failure is None:
-            await self._claim(weights, lacking - taken, Download(here, total))
-        elif lacking - taken and not (self._hub_failure and self._others.alive() and self._looks < _PATIENCE):
-            raise self._hub_failure or self._failure or self._gathering.failure or await self._missing()
+            await self._gathering.gather(offered, self._note)
+        elif due := await self._due(weights, lacking - fetched):
+            await self._download(due[0], _total(weights, due))
         else:
-            self._looks += bool(lacking - taken)
-            if taken - self._waited_for:
-                log.info("waiting for other nodes, which download %s of %s", ", ".join(sorted(taken)), self._model.id)
-            self._waited_for = taken
+            if fetched - self._waited_for:
+                log.info("waiting for other nodes, which download %s of %s", ", ".join(sorted(fetched)), self._model.id)
+            self._waited_for = fetched
             await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _due(self, weights: Weights, free: Collection[str]) -> list[str]:
+        """Of the files that nobody has or fetches, those that this node is to fetch now, the first one first.
+
+        Raises why it can't, if no other node has begun in its turn either.
+        """
+        own, revision, time = self._others.own, self._model.revision, now()
+        self._free_since = {file: self._free_since.get(file, time) for file in free}
+        alive = {peer.node for peer in self._others.alive()}
+        needing = nodes_by_file(self._others.rings(), self._model, weights)
+        nodes = {file: needing.get(file, set()) & {own, *alive} for file in free}
+        if self._on_hub and not self._hub_failure:
+            turns = {file: turn(own, nodes[file], revision, file) for file in free}
+            due = [file for file in free if time - self._free_since[file] >= TURN_S * turns[file]]
+            return sorted(due, key=lambda file: (turns[file], score(own, revision, file)))
+        for file in free:
+            patience_s = TURN_S * len({own} | nodes[file]) if self._hub_failure and alive else 0
+            if time - self._free_since[file] >= patience_s:
+                raise self._hub_failure or self._failure or self._gathering.failure or await self._missing()
+        return []
 
     async def _link(self, paths: Mapping[str, Path], weights: Collection[str]) -> None:
         """Bring files together in one directory: some came from the hub into its cache, others from nodes."""
@@ -172,48 +200,40 @@ class StageFetch:
         held = self._gathering.usable(holders_of(listings))
         return {file: held[file] for file in held if file.name in lacking and file.size == weights.sizes[file.name]}
 
-    async def _claim(self, weights: Weights, lacking: Collection[str], before: Download) -> None:
-        """Download those of the files that no other node has claimed before."""
-        with self._claims.of(self._model, lacking) as own:
-            if self._others.alive():
-                await asyncio.sleep(SETTLE_S)
-                listings, _ = await self._others.ask(self._model, self._gathering.lost)
-                own.names -= prior(listings, self._others.own)
-                own.names -= {file.name for file in self._offered(weights, lacking, listings)}
-            own.began = True
-            if own.names:
-                try:
-                    await self._download(frozenset(own.names), before)
-                except (HubUnavailable, ModelGated, ModelNotFound) as error:
-                    self._hub_failure = error
+    def _note(self, here: int) -> None:
+        self._meter.count(here)
+        self._progress(self._meter.download())
 
-    async def _download(self, names: Collection[str], before: Download) -> None:
+    async def _download(self, file: str, needed: int) -> None:
         """Cancelling it returns at once; its thread ends with the next bytes that arrive, or with the read timeout."""
-        loop, stop = asyncio.get_running_loop(), threading.Event()
-        latest, due = before, False
+        loop, stop, due = asyncio.get_running_loop(), threading.Event(), False
 
-        def note(download: Download) -> None:
-            nonlocal latest, due
+        def note(here: int) -> None:
+            nonlocal due
             if stop.is_set():
                 raise NotReady(f"The load of {self._shard} was cancelled.")
-            latest = Download(before.done + download.done, before.total, download.bytes_per_s)
+            self._meter.count(here)
             if not due:
                 due = True
                 loop.call_soon_threadsafe(loop.call_later, TELL_S, tell)
 
         def tell() -> None:
             nonlocal due
-            due = False  # before `latest` is read: the thread writes that first
+            due = False  # before the meter is read: the thread counts first
             if not stop.is_set():
-                self._progress(latest)
+                self._progress(self._meter.download())
 
-        shard = self._shard
-        span = shard.model, shard.start, shard.end, self._ends
-        fetch = partial(self._hub.fetch, *span, note, revision=shard.version.revision, only=names)
+        model, told = self._model, (self._model, file)
+        self._others.fetching.append(told)
         try:
+            fetch = partial(self._hub.fetch, model.id, file, note, revision=model.revision, needed=needed)
             await self._downloads.run(fetch)
+        except (HubUnavailable, ModelGated, ModelNotFound) as error:
+            self._hub_failure = error
+            self._free_since = {}  # from now on the others have their turns
         finally:
             stop.set()
+            self._others.fetching.remove(told)
 
     async def _missing(self) -> PippinError:
         """The error for a revision that no node holds."""

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,23 +32,28 @@ def layer_of(tensor: str) -> int | None:
     return None if layer is None or is_foreign(tensor) else int(layer[1])
 
 
-def files_for(weight_map: Mapping[str, str], start: int, end: int, ends: bool) -> set[str]:
-    """Files with the layers [start, end) and, if `ends`, all tensors of the text model outside of layers.
+def layers_by_file(weight_map: Mapping[str, str]) -> dict[str, set[int | None]]:
+    """The layers that have tensors in each file with any part of the text model; None: it has tensors outside of layers.
 
-    `weight_map`: tensor to file.
+    `weight_map`: tensor to file. A model is complete when these files are here.
     """
-    found = set()
+    found: dict[str, set[int | None]] = {}
     for tensor, file in weight_map.items():
-        layer = layer_of(tensor)
-        wanted = ends and not is_foreign(tensor) if layer is None else start <= layer < end
-        if wanted:
-            found.add(file)
+        if not is_foreign(tensor):
+            found.setdefault(file, set()).add(layer_of(tensor))
     return found
 
 
-def text_files(weight_map: Mapping[str, str]) -> set[str]:
-    """Files with any part of the text model; a model is complete when these are here."""
-    return {file for tensor, file in weight_map.items() if not is_foreign(tensor)}
+def files_for(layers: Mapping[str, Collection[int | None]], start: int, end: int, ends: bool) -> set[str]:
+    """Files with the layers [start, end) and, if `ends`, all tensors of the text model outside of layers.
+
+    `layers`: of each file, see `layers_by_file`.
+    """
+    return {
+        file
+        for file, held in layers.items()
+        if (ends and None in held) or any(layer is not None and start <= layer < end for layer in held)
+    }
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,12 @@ class Weights:
     def weight_map(self) -> dict[str, str]:
         return {name: tensor.file for name, tensor in self.tensors.items()}
 
+    @cached_property
+    def _layers(self) -> dict[str, set[int | None]]:
+        return layers_by_file(self.weight_map)
+
     def files_for(self, start: int, end: int, ends: bool) -> set[str]:
-        return files_for(self.weight_map, start, end, ends)
+        return files_for(self._layers, start, end, ends)
 
     def to_json(self) -> bytes:
         """Description as JSON, some 90 bytes per tensor; the tensors' sizes follow from dtype and shape.

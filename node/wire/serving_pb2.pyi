@@ -156,21 +156,13 @@ class File(_message.Message):
     digest: str
     def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
-class Claim(_message.Message):
-    __slots__ = ("name", "began")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    BEGAN_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    began: bool
-    def __init__(self, name: _Optional[str] = ..., began: _Optional[bool] = ...) -> None: ...
-
 class Listing(_message.Message):
-    __slots__ = ("files", "claims")
+    __slots__ = ("files", "fetching")
     FILES_FIELD_NUMBER: _ClassVar[int]
-    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    FETCHING_FIELD_NUMBER: _ClassVar[int]
     files: _containers.RepeatedCompositeFieldContainer[File]
-    claims: _containers.RepeatedCompositeFieldContainer[Claim]
-    def __init__(self, files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ...) -> None: ...
+    fetching: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., fetching: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("data", "sha256")

@@ -51,13 +51,13 @@ def test_killed_in_the_middle_of_a_file(fake_hub, hub, content, tmp_path):
     fake_hub.stalls[NAME] = 1_000_000
     script = (
         "import sys; from pathlib import Path; from node.model.hub import Hub\n"
-        "Hub(sys.argv[1], 'good', Path(sys.argv[2])).fetch('org/big', 0, 1, True)"
+        "Hub(sys.argv[1], 'good', Path(sys.argv[2])).fetch('org/big', 'model.safetensors')"
     )
     process = subprocess.Popen([sys.executable, "-c", script, fake_hub.url, str(tmp_path / "cache")])
     until(lambda: (path := incomplete(tmp_path)) and path.stat().st_size == 1_000_000)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    directory = hub.fetch("org/big", 0, 1, ends=True)
+    directory = hub.fetch("org/big", NAME)
     assert (directory / NAME).read_bytes() == content
     assert fake_hub.begins(NAME) == [0, 1_000_000]
     assert incomplete(tmp_path) is None
@@ -67,54 +67,52 @@ def test_broken_off_by_progress(fake_hub, hub, content, tmp_path):
     class Stop(Exception):
         pass
 
-    def progress(download):
-        if download.done > 500_000:
+    def progress(here):
+        if here > 500_000:
             raise Stop
 
     with pytest.raises(Stop):
-        hub.fetch("org/big", 0, 1, ends=True, progress=progress)
+        hub.fetch("org/big", NAME, progress)
     came = incomplete(tmp_path).stat().st_size
     assert 500_000 < came < 1_000_000, "at once, not when the file is whole"
     told = []
-    directory = hub.fetch(
-        "org/big", 0, 1, ends=True, progress=lambda download: told.append((download.done, download.total))
-    )
+    directory = hub.fetch("org/big", NAME, told.append)
     assert (directory / NAME).read_bytes() == content
     assert fake_hub.begins(NAME) == [0, came]
     assert told == sorted(told)
-    assert told[-1] == (len(content), len(content))
+    assert told[-1] == len(content)
 
 
 def test_a_connection_that_stalls_is_given_up(fake_hub, hub, content, monkeypatch):
     monkeypatch.setattr(module, "STALL_S", 0.2)
     fake_hub.stalls[NAME] = 1_000_000
-    directory = hub.fetch("org/big", 0, 1, ends=True)
+    directory = hub.fetch("org/big", NAME)
     assert (directory / NAME).read_bytes() == content
     assert fake_hub.begins(NAME) == [0, 1_000_000]
 
 
 def test_a_connection_that_breaks_again_and_again(fake_hub, hub, content):
-    directory = hub.fetch("org/big", 0, 1, ends=True, progress=lambda *_: fake_hub.breaks.setdefault(NAME, 200_000))
+    directory = hub.fetch("org/big", NAME, lambda *_: fake_hub.breaks.setdefault(NAME, 200_000))
     assert (directory / NAME).read_bytes() == content
     assert fake_hub.begins(NAME) == list(range(0, len(content), 200_000)), "more often than TRIES, as bytes came"
 
 
 def test_a_hub_that_sends_nothing_any_more(fake_hub, hub):
     with pytest.raises(HubUnavailable):
-        hub.fetch("org/big", 0, 1, ends=True, progress=lambda *_: fake_hub.breaks.setdefault(NAME, 0))
+        hub.fetch("org/big", NAME, lambda *_: fake_hub.breaks.setdefault(NAME, 0))
     assert fake_hub.begins(NAME) == [0] * module.TRIES
 
 
 def test_a_hub_in_trouble_for_a_while(fake_hub, hub, content):
     seen = []
 
-    def progress(download):
-        if download.done == 1_000_000:
-            seen.append(download)
+    def progress(here):
+        if here == 1_000_000:
+            seen.append(here)
             fake_hub.status = 503 if len(seen) < 4 else 200
 
     fake_hub.breaks[NAME] = 1_000_000
-    directory = hub.fetch("org/big", 0, 1, ends=True, progress=progress)
+    directory = hub.fetch("org/big", NAME, progress)
     assert (directory / NAME).read_bytes() == content
     assert len(fake_hub.begins(NAME)) > 2
 
@@ -122,7 +120,7 @@ def test_a_hub_in_trouble_for_a_while(fake_hub, hub, content):
 def test_a_hub_that_sends_no_parts(fake_hub, hub, content):
     fake_hub.sends_parts = False
     fake_hub.breaks[NAME] = 1_000_000
-    directory = hub.fetch("org/big", 0, 1, ends=True)
+    directory = hub.fetch("org/big", NAME)
     assert (directory / NAME).read_bytes() == content
     assert fake_hub.begins(NAME) == [0, 1_000_000]
 
@@ -132,7 +130,7 @@ def test_what_an_earlier_try_left_is_damaged(fake_hub, hub, content, tmp_path, s
     blobs = hub.metadata("org/big").directory.parent.parent / "blobs"
     left = bytes(len(content) if size is None else size)
     (blobs / f"{hashlib.sha256(content).hexdigest()}.incomplete").write_bytes(left)
-    directory = hub.fetch("org/big", 0, 1, ends=True)
+    directory = hub.fetch("org/big", NAME)
     assert (directory / NAME).read_bytes() == content
 
 
@@ -148,7 +146,7 @@ def test_damaged_at_the_hub(fake_hub, hub, content, tmp_path, monkeypatch):
         ModelBroken,
         match=rf"{NAME} of org/big .* its digest is {hashlib.sha256(content).hexdigest()}, expected is 0+\.",
     ):
-        hub.fetch("org/big", 0, 1, ends=True)
+        hub.fetch("org/big", NAME)
 
 
 def test_several_want_the_same_file(fake_hub, content, tmp_path):
@@ -156,7 +154,7 @@ def test_several_want_the_same_file(fake_hub, content, tmp_path):
     fake_hub.stalls[NAME] = 1_000_000
     threading.Timer(0.5, fake_hub.stalled.set).start()
     with ThreadPoolExecutor(4) as pool:
-        directories = list(pool.map(lambda hub: hub.fetch("org/big", 0, 1, ends=True), hubs))
+        directories = list(pool.map(lambda hub: hub.fetch("org/big", NAME), hubs))
     assert {(directory / NAME).read_bytes() for directory in directories} == {content}
     assert fake_hub.begins(NAME) == [0, 1_000_000], "by one of them"
     assert incomplete(tmp_path) is None

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,13 +32,11 @@ class SlowHub:
         self.ended = threading.Event()
         self.error: BaseException | None = None
 
-    def fetch(
-        self, model: str, start: int, end: int, ends: bool, progress: Any, *, revision: str, only: Collection[str]
-    ) -> Any:
-        assert (model, revision, only) == (ID, NEW, {SECOND})
+    def fetch(self, model: str, file: str, progress: Any, *, revision: str, needed: int) -> Any:
+        assert (model, file, revision) == (ID, SECOND, NEW)
         try:
             for done in range(1_000_000_000):
-                progress(Download(done, 1_000_000_000))
+                progress(done)
         except BaseException as error:
             self.error = error
             raise
@@ -71,7 +68,7 @@ async def test_a_download_tells_the_loop_and_is_broken_off_at_once(catalogue):
             enough.set()
 
     described(catalogue.target(ID, NEW))
-    files = Files(catalogue, hub, Others("me", SimpleNamespace(), list, lambda _: []), Pools())
+    files = Files(catalogue, hub, Others("me", SimpleNamespace(), list, lambda _: [], tuple), Pools())
     load = asyncio.create_task(files.of_shard(SHARD, False, progress))
     async with asyncio.timeout(30):
         await enough.wait()
@@ -98,7 +95,9 @@ async def test_a_load_ends_when_the_only_peer_sends_something_else_than_it_offer
                 yield data.replace(data[-1:], b"?") if span[3] == name else data, sha256
 
     client = Client(listing=sender.listing)
-    files = Files(catalogue, SlowHub(), Others("me", client, lambda: [peer], lambda _: [(peer, revision)]), Pools())
+    files = Files(
+        catalogue, SlowHub(), Others("me", client, lambda: [peer], lambda _: [(peer, revision)], tuple), Pools()
+    )
     for _ in range(2):
         with pytest.raises(PippinError):
             async with asyncio.timeout(30):
@@ -125,7 +124,7 @@ async def test_a_small_file_that_is_larger_than_any_is_not_fetched(catalogue, na
             yield b"", ""
 
     peer = Address("10.0.0.1:1", "theirs")
-    files = Files(catalogue, SlowHub(), Others("me", Client(), lambda: [peer], lambda _: [(peer, NEW)]), Pools())
+    files = Files(catalogue, SlowHub(), Others("me", Client(), lambda: [peer], lambda _: [(peer, NEW)], tuple), Pools())
     for take in (files.of_shard(SHARD, False, lambda _: None), files.of_tokenizer(HeldModel(ID, NEW), peer)):
         with pytest.raises(ModelBroken, match=f"{name} has {size:,} bytes"):
             await take
@@ -147,7 +146,9 @@ async def test_two_that_want_the_same_files_get_them_once(catalogue, tmp_path):
 
     peer = Address("10.0.0.1:1")
     client = Client(listing=sender.listing)
-    files = Files(catalogue, SlowHub(), Others("me", client, lambda: [peer], lambda _: [(peer, revision)]), Pools())
+    files = Files(
+        catalogue, SlowHub(), Others("me", client, lambda: [peer], lambda _: [(peer, revision)], tuple), Pools()
+    )
     async with asyncio.timeout(60):
         (first, _), (second, _), small = await asyncio.gather(
             files.of_shard(Shard(ModelVersion(ID, revision), 1, 3), False, lambda _: None),

@@ -51,40 +51,24 @@ def test_metadata_a_second_time_asks_for_the_commit_only(fake_hub, hub):
     assert fake_hub.log == ["HEAD /org/model/resolve/main/config.json"]
 
 
-def test_each_node_fetches_only_its_files(fake_hub, hub, tmp_path):
+def test_a_file_is_fetched_once_and_nothing_else(fake_hub, hub, tmp_path):
     told = []
-    directory = hub.fetch(
-        "org/model", 1, 3, ends=False, progress=lambda download: told.append((download.done, download.total))
-    )
+    directory = hub.fetch("org/model", SECOND, told.append)
     assert fake_hub.fetched() == [SECOND]
-    size = len(fake_hub.repos["org/model"][SECOND])
-    assert (directory / SECOND).read_bytes() == fake_hub.repos["org/model"][SECOND]
-    assert told[0] == (0, size)
-    assert told[-1] == (size, size)
+    content = fake_hub.repos["org/model"][SECOND]
+    assert (directory / SECOND).read_bytes() == content
+    assert (told[0], told[-1]) == (0, len(content))
     assert told == sorted(told)
     assert not (directory / "modeling_evil.py").exists()
-
-    driver = Hub(endpoint=fake_hub.url, token="good", cache_dir=tmp_path / "driver")
-    fake_hub.log.clear()
-    driver.fetch("org/model", 0, 1, ends=True)
-    assert fake_hub.fetched() == [FIRST, THIRD]
-
-
-def test_what_is_here_is_not_fetched_again(fake_hub, hub, tmp_path):
-    directory = hub.fetch("org/model", 1, 2, ends=False)
     catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
     catalogue.refresh()
     assert catalogue.local() == ()
     assert catalogue.directory_for(Shard(ModelVersion("org/model", directory.name), 2, 3), ends=False) == directory
     assert catalogue.directory_for(Shard(ModelVersion("org/model", directory.name), 2, 4), ends=False) is None
-    fake_hub.log.clear()
 
-    told = []
-    hub.fetch("org/model", 0, 4, ends=True, progress=lambda download: told.append((download.done, download.total)))
-    assert fake_hub.fetched() == [FIRST, THIRD]
-    sizes = [len(fake_hub.repos["org/model"][file]) for file in (FIRST, SECOND, THIRD)]
-    assert told[0] == (sizes[1], sum(sizes))
-    assert told[-1] == (sum(sizes), sum(sizes))
+    for file in (FIRST, SECOND, THIRD):
+        hub.fetch("org/model", file)
+    assert fake_hub.fetched() == [SECOND, FIRST, THIRD]
     catalogue.refresh()
     assert [held.id for held in catalogue.local()] == ["org/model"]
     assert catalogue.whole("org/model").path == directory
@@ -98,7 +82,7 @@ def test_a_download_that_breaks_off_is_resumed(fake_hub, hub, make_safetensors):
         "model.safetensors": make_safetensors(tensors),
     }
     fake_hub.breaks["model.safetensors"] = 15_000_000
-    directory = hub.fetch("org/big", 0, 4, ends=True)
+    directory = hub.fetch("org/big", "model.safetensors")
     assert (directory / "model.safetensors").read_bytes() == fake_hub.repos["org/big"]["model.safetensors"]
     assert fake_hub.begins("model.safetensors") == [0, 15_000_000]
 
@@ -107,15 +91,14 @@ def test_progress_can_break_it_off(fake_hub, hub):
     class Stop(Exception):
         pass
 
-    def progress(download):
-        if download.done:
+    def progress(here):
+        if here:
             raise Stop
 
     with pytest.raises(Stop):
-        hub.fetch("org/model", 0, 4, ends=True, progress=progress)
-    fake_hub.log.clear()
-    hub.fetch("org/model", 0, 4, ends=True)
-    assert set(fake_hub.fetched()) >= {SECOND, THIRD}
+        hub.fetch("org/model", SECOND, progress)
+    directory = hub.fetch("org/model", SECOND)
+    assert (directory / SECOND).read_bytes() == fake_hub.repos["org/model"][SECOND]
 
 
 @pytest.mark.parametrize(
@@ -137,11 +120,11 @@ def test_files_that_nothing_reads_stay_on_the_hub(fake_hub, hub):
 
 
 def test_a_commit_can_be_pinned(fake_hub, hub):
-    first = hub.fetch("org/model", 1, 2, ends=False)
+    first = hub.fetch("org/model", SECOND)
     fake_hub.repos["org/model"]["README.md"] = b"# A better card"
-    second = hub.fetch("org/model", 1, 2, ends=False)
+    second = hub.fetch("org/model", SECOND)
     assert second != first
-    assert hub.fetch("org/model", 1, 2, ends=False, revision=first.name) == first
+    assert hub.fetch("org/model", SECOND, revision=first.name) == first
     assert fake_hub.fetched() == [SECOND], "the same blob serves both commits"
 
 
@@ -228,9 +211,9 @@ def test_a_hub_in_trouble(fake_hub, hub, status):
 
 
 def test_without_connection_the_cache_answers(fake_hub, hub, tmp_path):
-    directory = hub.fetch("org/model", 1, 3, ends=False)
+    directory = hub.fetch("org/model", SECOND)
     offline = Hub(endpoint="http://127.0.0.1:9", cache_dir=tmp_path / "cache")
-    assert offline.fetch("org/model", 1, 3, ends=False) == directory
+    assert offline.fetch("org/model", SECOND) == directory
     assert offline.metadata("org/model").weights.layers == 4
 
 
@@ -250,7 +233,7 @@ def test_disk_full_before_and_during(fake_hub, hub):
     huge = Weights(metadata.weights.tensors, dict.fromkeys(metadata.weights.sizes, 10**18))
     (metadata.directory / DESCRIPTION).write_bytes(huge.to_json())
     with pytest.raises(NoCapacity, match=r"needs 888\.2 PB more on disk"):
-        hub.fetch("org/model", 1, 2, ends=False)
+        hub.fetch("org/model", SECOND)
     assert fake_hub.fetched() == []
     error = translated(OSError(errno.ENOSPC, "No space left on device"), "org/model")
     assert isinstance(error, NoCapacity)

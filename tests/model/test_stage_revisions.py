@@ -176,7 +176,7 @@ class Sender:
     """A peer that serves one directory under one revision."""
 
     def __init__(self, catalogue: Catalogue) -> None:
-        self.files = Files(catalogue, Hub(), Others("sender", self, list, lambda _: []), Pools())
+        self.files = Files(catalogue, Hub(), Others("sender", self, list, lambda _: [], tuple), Pools())
 
     async def listing(self, _: Address, name: str, revision: str) -> Any:
         return await self.files.listing(name, revision)
@@ -195,7 +195,7 @@ async def test_a_stage_takes_the_files_of_its_revision_only(catalogue, tmp_path)
     assert mine != other
 
     peer = Address("10.0.0.1:1")
-    others = Others("me", Sender(theirs), lambda: [peer], lambda name: [(peer, other)] * (name == ID))
+    others = Others("me", Sender(theirs), lambda: [peer], lambda name: [(peer, other)] * (name == ID), tuple)
     files = Files(catalogue, Hub(), others, Pools())
     own, _ = await files.of_shard(Shard(ModelVersion(ID, mine), 1, 3), False, lambda _: None)
     assert own == tmp_path / "mine" / "org" / "model"

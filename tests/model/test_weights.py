@@ -11,7 +11,7 @@ from node.model import layouts as node_layouts
 from node.model.file_names import DESCRIPTION, INDEX
 from node.model.json_parser import JsonParser
 from node.model.layouts import Layout, Layouts, read_header
-from node.model.weights import Weights, files_for, is_foreign, layer_of
+from node.model.weights import Weights, is_foreign, layer_of, layers_by_file
 from tests.model.conftest import LAYER_BYTES
 
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
@@ -52,7 +52,7 @@ def test_layer_of(tensor, layer):
 )
 def test_foreign(tensor):
     assert is_foreign(tensor)
-    assert files_for({tensor: "model.safetensors"}, 0, 99, ends=True) == set()
+    assert layers_by_file({tensor: "model.safetensors"}) == {}
 
 
 @pytest.mark.parametrize("tensor", ["lm_head.weight", "model.norm.weight", "model.layers.3.audio_gate.weight"])

@@ -10,7 +10,7 @@ import pytest
 from node.core.errors import StaleFence
 from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.model_files import Claim, File, Listing
+from node.core.model_files import File, Listing
 from node.core.models import ModelSpec
 from node.core.nodes import Caller, Memory, NodeInfo
 from node.core.reports import Heartbeat, NodeReport
@@ -72,7 +72,7 @@ class Handlers:
             self.frames_taken.put_nowait(each)
 
     async def listing(self, model: str, revision: str) -> Listing:
-        return Listing((File("config.json", 2, "d" * 64),), (Claim("model.safetensors", began=True),))
+        return Listing((File("config.json", 2, "d" * 64),), ("model.safetensors",))
 
     async def read(
         self, model: str, revision: str, name: str, offset: int, length: int
