@@ -18,6 +18,7 @@ from node.core.errors import BadRequest, ContextExceeded, Overloaded, PippinErro
 from node.core.fair_queue import FairQueue
 from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse, SequenceId, Take
 from node.core.guesses import Earlier
+from node.engine.plan import Plan
 from node.ring.flight import Flight
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
@@ -41,31 +42,25 @@ class Admission:
     def __init__(
         self,
         limits: RingLimits,
+        plan: Plan,
         numbers: Iterator[SequenceId],
         flight: Flight,
-        *,
         stages: int,
-        batchable: bool,
-        pads: bool,
-        trimmable: bool,
-        grid: int = 0,
     ) -> None:
         """See Scheduler."""
         self.limits = limits
+        self.plan = plan
         self._flight = flight
-        lanes = stages if batchable else max(stages, limits.max_sessions)
-        self.room = Room(limits, limits.max_rows if batchable else 1, lanes)
-        self._pads = pads
-        self.trimmable = trimmable
-        self.grid = grid
+        lanes = stages if plan.batchable else max(stages, limits.max_sessions)
+        self.room = Room(limits, limits.max_rows if plan.batchable else 1, lanes)
         self.recomputed = 0
         """Tokens computed again for sessions that had lost their slot."""
-        self.lanes = deque(Lane(number) for number in range(lanes + EXTRA_LANES * batchable))
+        self.lanes = deque(Lane(number) for number in range(lanes + EXTRA_LANES * plan.batchable))
         """In the order in which they step next."""
         self.prefills: deque[Prefill] = deque()
         self.chunk_size = ChunkSize(limits.chunk, stages)
         self.waiting = FairQueue[Session]()
-        self.prefixes = Prefixes(limits.charge, trimmable=trimmable)
+        self.prefixes = Prefixes(limits.charge, trimmable=plan.trimmable)
         self.ops: list[CacheOp] = []
         """Operations to send before the next step."""
         self._numbers = numbers
@@ -79,7 +74,7 @@ class Admission:
         return len(self.waiting)
 
     @property
-    def tokens_held(self) -> int:
+    def tokens_used(self) -> int:
         """Tokens of KV set aside for sessions and kept as prefixes; above the budget for one step at most."""
         return self._used() + self.prefixes.charged
 
@@ -136,9 +131,9 @@ class Admission:
     def sequences(self) -> dict[SequenceId, tuple[int, ...]]:
         """The tokens of all sequences whose KV the stages have or are about to compute, by sequence number.
 
-        Empty with a grid: nobody knows how the tokens were divided when the KV was computed.
+        Empty where the answer depends on chunks: nobody knows how the tokens were divided when the KV was computed.
         """
-        if self.grid:
+        if self.plan.chunked:
             return {}
         slots = [slot for lane in self.lanes for slot in (*lane.kept(), *lane.slots())]
         return self.prefixes.all() | {slot.number: tuple(slot.session.tokens[: slot.sent]) for slot in slots}
@@ -152,7 +147,7 @@ class Admission:
             else:
                 self.ops.append(Forget(number))  # some stages may still have its KV
 
-    def take_ops(self) -> tuple[CacheOp, ...]:
+    def pop_ops(self) -> tuple[CacheOp, ...]:
         """Operations to send with the next step or alone."""
         self.clear_lanes()
         ops, self.ops = tuple(self.ops), []
@@ -234,7 +229,7 @@ class Admission:
         return self.waiting.next(may_begin)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        reuses = not self.grid and not session.evaluate_request
+        reuses = not self.plan.chunked and not session.evaluate_request
         match = self.prefixes.best(session.tokens[:-1]) if reuses else None
         shared = most_shared(session, self._slots()) if self._may_share(session) else None
         reused = max(match.tokens if match else 0, shared[1] if shared else 0)
@@ -252,9 +247,9 @@ class Admission:
         else:
             self.ops.append(Open(lane))
         session.cached_tokens = 0 if session.request.resume else reused
-        most = 0 if self.grid else self.chunk_size.shared(self.decoding)
+        most = 0 if self.plan.chunked else self.chunk_size.shared(self.decoding)
         for prefill in self.prefills:
-            if prefill.home is home and prefill.fits(slot, most, pads=self._pads):
+            if prefill.home is home and prefill.fits(slot, most, pads=self.plan.pads):
                 prefill.slots.append(slot)
                 self.ops.append(Merge(prefill.lane, lane))
                 return
@@ -266,7 +261,7 @@ class Admission:
         A session that continues a long prefix gets it without a copy, which would take time, and memory that is not
         set aside. Caches that can't go back have no first tokens for others, so there a prefix is always copied.
         """
-        if match.tokens >= LONG_PREFIX and match.whole and match.exact and self.trimmable:
+        if match.tokens >= LONG_PREFIX and match.whole and match.exact and self.plan.trimmable:
             slot.number = match.prefix
             self.prefixes.drop(match.prefix)
             self.ops.append(Take(slot.lane, match.prefix))
@@ -278,9 +273,9 @@ class Admission:
     def _may_share(self, session: Session) -> bool:
         """Whether it may begin with the KV of one that runs, at a position where that one is not.
 
-        With a grid, the KV of another session may differ; an evaluation needs every token computed.
+        Where chunks matter, the KV of another session may differ; an evaluation needs every token computed.
         """
-        return self.trimmable and not self.grid and not session.evaluate_request
+        return self.plan.trimmable and not self.plan.chunked and not session.evaluate_request
 
     def _share(self, other: Slot, slot: Slot) -> None:
         """Begin the slot's lane with a copy of another one's first tokens."""
@@ -309,7 +304,7 @@ class Admission:
     def keep_as(self, slot: Slot) -> SequenceId | None:
         held = slot.session.tokens[: slot.sent]
         room = self.limits.charge(len(held))
-        if self.grid or not self.prefixes.worth_adding(held) or self._used() + room > self.room.budget:
+        if self.plan.chunked or not self.prefixes.worth_adding(held) or self._used() + room > self.room.budget:
             return None
         self._evict(room)
         number = next(self._numbers)

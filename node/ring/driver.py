@@ -17,7 +17,6 @@ from node.ring.flight import Step
 from node.ring.guessing import Guessing
 from node.ring.limits import RingLimits
 from node.ring.pipeline import OpenLink, Pipeline
-from node.ring.prefill import GRID
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session
 
@@ -57,18 +56,8 @@ class Driver:
         self.runner = runner
         self._alone = open_link is None
         self._pipeline = Pipeline(ring, open_link, self.end)
-        self._scheduler = Scheduler(
-            limits,
-            numbers,
-            stages=len(ring.stages),
-            batchable=runner.plan.batchable,
-            pads=runner.plan.pads,
-            trimmable=runner.plan.trimmable,
-            grid=GRID if runner.plan.chunked else 0,
-            ahead=open_link is None and runner.plan.steps_back,
-            guesses=guessing is not None and open_link is not None,
-            draft_context=guessing.draft_context if guessing and open_link else 0,
-        )
+        self._scheduler = Scheduler(limits, runner.plan, numbers, len(ring.stages))
+        self._guesses = guessing is not None and open_link is not None
         self._guessing = guessing or Guessing()
         self._wake = asyncio.Event()
         """There may be a step to send."""
@@ -177,12 +166,16 @@ class Driver:
                 await pipeline.send(pipeline.frame(held=self._held))
             elif step := scheduler.next():
                 await self._send(step)
-            elif ops := scheduler.admission.take_ops():
+            elif ops := scheduler.admission.pop_ops():
                 await self._compute.run(self.runner.apply, ops)
                 await pipeline.send(pipeline.frame(ops))
-            elif not self._compute.waiting and (guess := scheduler.guess()):
+            elif self._guesses and not self._compute.waiting and (guess := scheduler.guess()):
                 await self._send(guess)
-            elif self._guessing.draft and not self._compute.waiting and (asked := scheduler.to_draft()):
+            elif (
+                (draft := self._guessing.draft)
+                and not self._compute.waiting
+                and (asked := scheduler.to_draft(draft.max_context))
+            ):
                 await self._guessing.run_draft(self._compute, *asked)
             else:
                 return

@@ -1,13 +1,11 @@
 """The steps that a driver has sent: which of them are certain, which are guesses, and how many more may follow. Pure.
 
 A step begins its life when it is sent. It comes back to the driver, its results are computed, and it lands. A guess is
-sent before the token of the step before it is drawn. When that step lands, the verdict says how many of the guesses
-behind it are right: these are certain from then on, and the others are wrong. A wrong one still comes back, and lands
+sent before the token of the step before it is drawn. When that step lands, the verdict says whether the guess behind it
+is right: then it is certain from then on, else all guesses of the lane are wrong. A wrong one still comes back, and lands
 nowhere.
 """
 
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.core.evaluation import ChunkRequest
@@ -54,110 +52,94 @@ class Step:
         return [evaluation.request(len(tokens)) for evaluation, tokens in pairs]
 
 
-@dataclass(slots=True)
-class _Sent:
-    step: Step
-    certain: bool
-    returned: bool = False
-    """It has come back, and its results are being computed."""
-
-
 class Flight:
-    """A queue of sent steps for each lane: certain ones, then guesses."""
+    """A queue of sent steps for each lane. A guess is certain once it is the first of its lane."""
 
     def __init__(self, stages: int) -> None:
         """`stages`: number of the ring's stages."""
         self._stages = stages
         self.wire_is_slow = False
         """Frames are on the wire for so long, against the time of a stage, that one more step may be in flight for guesses."""
-        self._lanes: dict[SequenceId, deque[_Sent]] = {}
-        self._wrong = 0
+        self._lanes: dict[SequenceId, list[Step]] = {}
+        self._landing: set[Step] = set()
+        """Steps that have come back, and whose results are being computed."""
+        self._wrong: set[Step] = set()
         """Wrong guesses that have yet to come back."""
 
     # --- events ---
 
     def sent(self, step: Step) -> None:
-        self._lanes.setdefault(step.lane, deque()).append(_Sent(step, certain=not step.unverified))
+        self._lanes.setdefault(step.lane, []).append(step)
 
     def returned(self, step: Step) -> bool:
         """A step came back. Returns whether its results are wanted: not if it was a wrong guess."""
-        sent = next((sent for sent in self._of(step.lane) if sent.step is step), None)
-        if sent is None:
-            self._wrong -= 1
+        if step in self._wrong:
+            self._wrong.remove(step)
             return False
-        sent.returned = True
+        self._landing.add(step)
         return True
 
     def landed(self, step: Step, right: int = 0, begun: Step | None = None) -> int:
         """The lane's first step has its results. `right`: so many guesses behind it count. `begun`: the next step of the
         lane, begun with the results. Returns the number of guesses that are wrong.
         """
-        lane = self._lanes[step.lane]
-        assert lane.popleft().step is step
-        if begun and begun.unverified:
-            self.sent(begun)
-        for sent in list(lane)[:right]:
-            sent.certain = True
-        wrong = 0
-        while lane and not lane[-1].certain and not right:
-            wrong += 1
-            lane.pop()
-        self._wrong += wrong
-        if begun and not begun.unverified:
-            self.sent(begun)
-        if not lane:
-            del self._lanes[step.lane]
-        return wrong
+        first, *behind = self._lanes.pop(step.lane)
+        assert first is step
+        self._landing.discard(step)
+        behind += [begun] if begun else []
+        wrong = [] if right else [each for each in behind if each.unverified]
+        self._wrong.update(wrong)
+        if left := [each for each in behind if each not in wrong]:
+            self._lanes[step.lane] = left
+        return len(wrong)
 
     # --- a lane, or a step ---
 
     def is_certain(self, step: Step) -> bool:
         """Whether the results of a step in flight are needed."""
-        return any(sent.certain for sent in self._of(step.lane) if sent.step is step)
+        return step in self._lanes.get(step.lane, ()) and step not in self._guesses(step.lane)
 
     def is_busy(self, lane: SequenceId) -> bool:
         """Whether a step of the lane is in flight, so that its rows must not change."""
-        return bool(self._of(lane))
+        return lane in self._lanes
 
     def is_landing(self, lane: SequenceId) -> bool:
         """Whether a step of the lane has come back, and its results are being computed: the next one may begin with them."""
-        return any(sent.returned for sent in self._of(lane))
+        return not self._landing.isdisjoint(self._lanes.get(lane, ()))
 
     def guesses(self, lane: SequenceId) -> list[int]:
         """The guessed tokens whose steps are in flight."""
-        return [sent.step.tokens[0][0] for sent in self._of(lane) if not sent.certain]
+        return [step.tokens[0][0] for step in self._guesses(lane)]
+
+    def _guesses(self, lane: SequenceId) -> list[Step]:
+        return [step for step in self._lanes.get(lane, ())[1:] if step.unverified]
 
     # --- how many more ---
 
     @property
     def is_full(self) -> bool:
-        """One step more is in flight than there are stages: where a long step follows a short one, none waits for it."""
-        return self._due > self._stages
+        """One step more is on its way than there are stages: where a long step follows a short one, none waits for it."""
+        return self._certain - len(self._landing) > self._stages
 
     @property
     def has_idle_stage(self) -> bool:
-        return self._due < self._stages
+        return self._certain - len(self._landing) < self._stages
 
     @property
-    def _due(self) -> int:
-        """Number of certain steps that have yet to come back."""
-        return sum(sent.certain and not sent.returned for lane in self._lanes.values() for sent in lane)
-
-    @property
-    def most_guesses(self) -> int:
-        """Number of guesses that the ring has room for beside the certain steps."""
-        certain = sum(sent.certain for lane in self._lanes.values() for sent in lane)
-        return self._stages + self.wire_is_slow - certain
+    def _certain(self) -> int:
+        return sum(map(len, self._lanes.values())) - self.guessed
 
     @property
     def guessed(self) -> int:
         """Number of guesses in flight that may be right."""
-        return sum(not sent.certain for lane in self._lanes.values() for sent in lane)
+        return sum(len(self._guesses(lane)) for lane in self._lanes)
 
     @property
-    def room(self) -> int:
-        """Number of guesses for which a stage is idle or will be. The next step of a lane that is landing comes before any."""
-        return self.most_guesses - self.guessed - self._wrong
+    def places(self) -> int:
+        """Number of guesses that may be in flight beside the certain steps."""
+        return self._stages + self.wire_is_slow - self._certain
 
-    def _of(self, lane: SequenceId) -> Sequence[_Sent]:
-        return self._lanes.get(lane, ())
+    @property
+    def free_places(self) -> int:
+        """Number of guesses for which a stage is idle or will be. The next step of a lane that is landing comes before any."""
+        return self.places - self.guessed - len(self._wrong)

@@ -18,11 +18,6 @@ class Guessing:
     """See Flight.wire_is_slow. It is asked once a second, as paths change."""
 
     @property
-    def draft_context(self) -> int:
-        """Tokens up to which the draft model guesses; 0 without one."""
-        return self.draft.max_context if self.draft else 0
-
-    @property
     def kv_bytes(self) -> int:
         return self.draft.kv_bytes if self.draft else 0
 

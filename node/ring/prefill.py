@@ -58,17 +58,17 @@ class Prefill:
         alike = self.cached == slot.cached and len(evaluated) == 1 and (pads or len(set(lengths)) == 1)
         return alike and not self.begun and len(lengths) * max(lengths) <= most
 
-    def chunk(self, most: int, grid: int = 0) -> tuple[tuple[int, ...], ...]:
+    def chunk(self, most: int, *, is_on_grid: bool) -> tuple[tuple[int, ...], ...]:
         """The tokens of the next step, a row for each slot: of a single prompt at most `most`.
 
-        With a `grid` prompts are divided only at its multiples, and generated tokens are replayed one by one.
+        `is_on_grid`: prompts are divided only at multiples of GRID, and generated tokens are replayed one by one.
         """
         alone = len(self.slots) == 1
         rows = []
         for slot in self.slots:
             prompt, end = len(slot.session.request.prompt), len(slot.session.tokens)
-            if grid:
-                end = slot.sent + 1 if slot.sent >= prompt else min(slot.sent // grid * grid + grid, prompt)
+            if is_on_grid:
+                end = slot.sent + 1 if slot.sent >= prompt else min(slot.sent // GRID * GRID + GRID, prompt)
             elif alone:
                 end = min(slot.sent + most, end)
             rows.append(tuple(slot.session.tokens[slot.sent : end]))

@@ -16,6 +16,7 @@ from node.core.errors import PippinError
 from node.core.evaluation import Evaluation
 from node.core.frames import Back, Keep, SequenceId
 from node.core.generation import TokenEvent
+from node.engine.plan import Plan
 from node.engine.verdict import Following, RowResult, Verdict
 from node.ring.admission import Admission
 from node.ring.flight import Flight, Step
@@ -31,41 +32,12 @@ MAX_STEPS = 16
 class Scheduler:
     """The order of a ring's steps."""
 
-    def __init__(
-        self,
-        limits: RingLimits,
-        numbers: Iterator[SequenceId],
-        *,
-        stages: int,
-        batchable: bool,
-        pads: bool,
-        trimmable: bool,
-        grid: int = 0,
-        ahead: bool = False,
-        guesses: bool = False,
-        draft_context: int = 0,
-    ) -> None:
-        """`numbers`: see node.ring.numbers. `stages`: number of the ring's stages. `batchable`: sessions of the model can
-        share a lane. `pads`: prompts of different lengths can share a step. `trimmable`: caches can go back to an earlier
-        position. `grid`: where the answer depends on how a prompt is divided, it is divided only at multiples of so many
-        tokens; else 0. `ahead`: the ring can begin a lane's step before the tokens of the last one are read, and take it
-        back. `guesses`: guess tokens while stages are idle. `draft_context`: tokens up to which a draft model guesses; 0: there
-        is none.
-        """
+    def __init__(self, limits: RingLimits, plan: Plan, numbers: Iterator[SequenceId], stages: int) -> None:
+        """`plan`: of the model. `numbers`: see node.ring.numbers. `stages`: number of the ring's stages."""
         self.flight = Flight(stages)
-        self.admission = Admission(
-            limits,
-            numbers,
-            self.flight,
-            stages=stages,
-            batchable=batchable,
-            pads=pads,
-            trimmable=trimmable,
-            grid=grid,
-        )
-        self._ahead = ahead
-        self._guesses = guesses
-        self._draft_context = draft_context
+        self.admission = Admission(limits, plan, numbers, self.flight, stages)
+        self._begins_ahead = stages == 1 and plan.steps_back
+        """Whether a lane's step can begin before the tokens of the last one are read."""
         self.guessed = 0
         """Guesses that were compared with the token that was drawn."""
         self.guessed_right = 0
@@ -91,51 +63,47 @@ class Scheduler:
 
         It is computed as it will be if it turns out right; if not, all stages take it back.
         """
-        if self.flight.room < 1 or not self._may_guess:
+        if self.flight.free_places < 1 or not self._may_guess:
             return None
-        for lane in sorted(self.admission.lanes, key=lambda lane: len(self.flight.guesses(lane.number))):
-            token = None if self.flight.is_landing(lane.number) else self._next_guess(lane)
+        for lane, slot in sorted(self._guessing(), key=lambda pair: len(self.flight.guesses(pair[0].number))):
+            token = slot.session.next_guess(self.flight.guesses(lane.number))
             if token is not None:
                 self.flight.sent(step := self._guess_step(lane, token))
                 return step
         return None
 
+    def _guessing(self) -> list[tuple[Lane, Slot]]:
+        """The lanes of a single session, and its slot, whose step is on its way."""
+        lanes = [(lane, slot) for lane in self.admission.lanes if (slot := lane.only)]
+        flight = self.flight
+        return [each for each in lanes if flight.is_busy(each[0].number) and not flight.is_landing(each[0].number)]
+
     @property
     def _may_guess(self) -> bool:
         """Whether there is memory for one more guess.
 
-        Caches that can't be trimmed keep or copy their states for a guess, which takes up to the memory of a session.
+        Caches that can't be trimmed keep or copy their states for a guess, which needs up to the memory of a session.
         """
-        room = (self.flight.guessed + 1) * self.admission.limits.context
-        return self._guesses and (
-            self.admission.trimmable or self.admission.tokens_held + room <= self.admission.room.budget
-        )
-
-    def _next_guess(self, lane: Lane) -> int | None:
-        """The token that may come after the guesses behind the lane's step in flight; None without one."""
-        if lane.only is None or not self.flight.is_busy(lane.number):
-            return None
-        return lane.only.session.next_guess(self.flight.guesses(lane.number))
+        admission = self.admission
+        size = (self.flight.guessed + 1) * admission.limits.context
+        return admission.plan.trimmable or admission.tokens_used + size <= admission.room.budget
 
     def _guess_step(self, lane: Lane, token: int) -> Step:
         unverified = len(self.flight.guesses(lane.number)) + 1
         return Step(lane.number, (), tuple(lane.rows), ((token,),), samples=True, unverified=unverified)
 
-    def to_draft(self) -> tuple[Session, list[int]] | None:
+    def to_draft(self, context: int) -> tuple[Session, list[int]] | None:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
-        such session, or the ring has no room for guesses.
+        such session, or the ring has no place for guesses. `context`: most tokens that the draft model can follow.
         """
-        room = self.flight.most_guesses
-        if not self._guesses or room < 1 or self.admission.waiting or self.admission.prefills:
+        places = self.flight.places
+        if places < 1 or self.admission.waiting or self.admission.prefills:
             return None
         # The oldest session first, as the draft model follows one at a time.
-        for lane in sorted(self.admission.lanes, key=lambda lane: lane.rows[0].lane if lane.rows else 0):
-            slot = lane.only
-            if not slot or not self.flight.is_busy(lane.number) or self.flight.is_landing(lane.number):
-                continue
-            # One more than there is room for: the job that finds the first guess right begins the step of the last one.
-            guessed = slot.session.guesses_to_draft_after(self.flight.guesses(lane.number), room + 1)
-            if guessed is not None and len(slot.session.tokens) + len(guessed) < self._draft_context:
+        for lane, slot in sorted(self._guessing(), key=lambda pair: pair[1].lane):
+            # One more than there are places: the job that finds the first guess right begins the step of the last one.
+            guessed = slot.session.guesses_to_draft_after(self.flight.guesses(lane.number), places + 1)
+            if guessed is not None and len(slot.session.tokens) + len(guessed) < context:
                 return slot.session, guessed
         return None
 
@@ -146,11 +114,13 @@ class Scheduler:
         lane = self._lane(step)
         if lane is None:
             return Following()
-        guesses = self.flight.guesses(lane.number)
+        guesses, slot = self.flight.guesses(lane.number), lane.only
         others = self.admission.waiting or self.admission.prefills
         # The step itself has left the stages, so one more guess may follow.
-        may_follow = guesses and self.flight.room >= 0 and self._may_guess and not others
-        return Following(guesses, self._next_guess(lane) if may_follow else None, self._can_chain(lane))
+        may_follow = slot and guesses and self.flight.free_places >= 0 and self._may_guess and not others
+        return Following(
+            guesses, slot.session.next_guess(guesses) if slot and may_follow else None, self._can_chain(lane)
+        )
 
     def landed(self, step: Step, verdict: Verdict, seconds: float) -> Step | None:
         """The results of a step are computed; other steps waited for `seconds`. Each session gets its result.
@@ -178,7 +148,7 @@ class Scheduler:
 
     def _deliver(self, slot: Slot, result: RowResult) -> None:
         """Give a row's result to its session."""
-        if (event := slot.take(result)) is None:
+        if (event := slot.accept(result)) is None:
             return
         slot.session.events.put_nowait(event)
         match event:
@@ -207,7 +177,7 @@ class Scheduler:
         for slot in lane.rows if chained or right else ():
             slot.sent = len(slot.session.tokens)
             # A slot that has gone meanwhile lacks the token of this step: caches that can't go back have one too many.
-            slot.keep = slot.keep and self.admission.trimmable
+            slot.keep = slot.keep and self.admission.plan.trimmable
         return begun
 
     def _can_chain(self, lane: Lane) -> bool:
@@ -215,7 +185,7 @@ class Scheduler:
         changes = lane.joining or any(slot.gone for slot in lane.rows)
         others = self.admission.waiting or self.admission.prefills or self.admission.ops
         ends = any(slot.session.generated + 1 >= slot.session.request.max_tokens for slot in lane.rows)
-        return not changes and not others and not ends and self.admission.tokens_held <= self.admission.room.budget
+        return not changes and not others and not ends and self.admission.tokens_used <= self.admission.room.budget
 
     def _lane(self, step: Step) -> Lane | None:
         return next((lane for lane in self.admission.lanes if lane.number == step.lane), None)
@@ -224,7 +194,7 @@ class Scheduler:
         self.admission.lanes.remove(lane)
         self.admission.lanes.append(lane)
         lane.prepare(self.admission.ops, self.admission.keep_as)
-        ops = self.admission.take_ops()
+        ops = self.admission.pop_ops()
         tokens = tuple(tuple(slot.session.tokens[slot.sent :]) for slot in lane.rows)
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
@@ -235,7 +205,7 @@ class Scheduler:
 
     def _steps_ahead(self, lane: Lane) -> int:
         """See Step.ahead: 0 while another session is about to join the lane, 1 while other sessions wait."""
-        if not self._ahead or self.admission.prefills:
+        if not self._begins_ahead or self.admission.prefills:
             return 0
         most = MAX_STEPS if self.admission.decoding == 1 and not self.admission.waiting else 1
         return min(most, *(slot.session.tokens_ahead for slot in lane.rows))
@@ -246,17 +216,16 @@ class Scheduler:
         prefill.slots = free_rows(prefill.slots, prefill.lane, self.admission.ops, self.admission.keep_as)
         prefill.begun = True
         is_alone = len(self.admission.prefills) == 1 and not (self.admission.decoding or self.admission.waiting)
-        tokens = prefill.chunk(
-            self.admission.chunk_size.of(prefill, self.admission.decoding, is_alone=is_alone), self.admission.grid
-        )
+        most = self.admission.chunk_size.of(prefill, self.admission.decoding, is_alone=is_alone)
+        tokens = prefill.chunk(most, is_on_grid=self.admission.plan.chunked)
         samples = not prefill.ready and prefill.slots[0].evaluation is None
-        self.flight.sent(step := Step(prefill.lane, self.admission.take_ops(), tuple(prefill.slots), tokens, samples))
+        self.flight.sent(step := Step(prefill.lane, self.admission.pop_ops(), tuple(prefill.slots), tokens, samples))
         return step
 
     def _join(self, prefill: Prefill) -> None:
         self.admission.prefills.remove(prefill)
         prefill.home.join(prefill.slots, prefill.lane)
-        if self.admission.trimmable:
+        if self.admission.plan.trimmable:
             return
         for row, slot in enumerate(prefill.slots):  # later sessions can go back to no other position
             number = None if slot.gone else self.admission.keep_as(slot)

@@ -195,8 +195,8 @@ class Slot:
         """Tokens that have yet to be sent to the stages."""
         return len(self.session.tokens) - self.sent
 
-    def take(self, result: RowResult) -> TokenEvent | Evaluation | PippinError | None:
-        """Take the result of the slot's row in a step; returns the event that the session gets, if any."""
+    def accept(self, result: RowResult) -> TokenEvent | Evaluation | PippinError | None:
+        """Add the result of the slot's row in a step; returns the event that the session gets, if any."""
         if isinstance(result, PippinError):
             return result
         if isinstance(result, ChunkResult):

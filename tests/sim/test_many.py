@@ -16,13 +16,13 @@ from node.ring.numbers import FIRST_NUMBER
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session
 from node.ring.sharing import WORTH_SHARING
-from tests.sim.test_scheduler import FakeStages, next_token
+from tests.sim.test_scheduler import FakeStages, Traits, next_token
 
 
 def scheduler_of(context: int = 1000, max_sessions: int = 4, max_rows: int = 64, stages: int = 1) -> Scheduler:
     limits = RingLimits(context=context, max_sessions=max_sessions, max_queue=1000, max_rows=max_rows, chunk=512)
     numbers = itertools.count(FIRST_NUMBER)
-    return Scheduler(limits, numbers, stages=stages, batchable=True, pads=True, trimmable=True)
+    return Scheduler(limits, Traits(), numbers, stages)
 
 
 def request(prompt: int, max_tokens: int, first: int = 0, stop: int = 0) -> Session:
@@ -131,10 +131,9 @@ def prompt_tokens(step: Step) -> int:
 
 def roomy(**others: bool) -> tuple[Scheduler, FakeStages]:
     limits = RingLimits(context=4096, max_sessions=64, max_queue=1000, max_rows=64, chunk=512)
-    options = {"batchable": True, "pads": True, "trimmable": True} | others
-    numbers = itertools.count(FIRST_NUMBER)
-    scheduler = Scheduler(limits, numbers, stages=1, **options)  # type: ignore[arg-type]
-    return scheduler, FakeStages(pads=options["pads"], trimmable=options["trimmable"])
+    traits = Traits(**others)
+    scheduler = Scheduler(limits, traits, itertools.count(FIRST_NUMBER), 1)
+    return scheduler, FakeStages(pads=traits.pads, trimmable=traits.trimmable)
 
 
 def run_step(scheduler: Scheduler, fake: FakeStages) -> Step:

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from unittest import mock
 
@@ -29,6 +29,18 @@ from node.ring.scheduler import MAX_STEPS, Scheduler
 from node.ring.session import Session
 
 Row = tuple[int, ...]
+GRID = 8
+
+
+@dataclass
+class Traits:
+    """In place of a model's Plan: what its caches allow."""
+
+    batchable: bool = True
+    pads: bool = True
+    trimmable: bool = True
+    steps_back: bool = False
+    chunked: bool = False
 
 
 def next_token(row: Sequence[int]) -> int:
@@ -154,7 +166,7 @@ class World:
         )
         self.trimmable = self.random.random() < 0.7
         self.pads = self.random.random() < 0.7
-        self.grid = random.Random(seed).choice([0, 0, 0, 8])
+        self.chunked = random.Random(seed).choice([0, 0, 0, 8]) > 0
         self.batchable = self.random.random() < 0.8
         self.steps_back = self.stages == 1 and random.Random(seed).random() < 0.8
         self.numbers = itertools.count(FIRST_NUMBER)
@@ -180,17 +192,8 @@ class World:
         self.system = tuple(self.random.randrange(5000) for _ in range(20))
 
     def new_scheduler(self) -> Scheduler:
-        return Scheduler(
-            self.limits,
-            self.numbers,
-            stages=self.stages,
-            batchable=self.batchable,
-            pads=self.pads,
-            trimmable=self.trimmable,
-            grid=self.grid,
-            ahead=self.steps_back,
-            guesses=self.stages > 1,
-        )
+        plan = Traits(self.batchable, self.pads, self.trimmable, self.steps_back, self.chunked)
+        return Scheduler(self.limits, plan, self.numbers, self.stages)
 
     def arrive(self) -> None:
         known = self.random.choice(
@@ -227,10 +230,10 @@ class World:
             return False
         step = self.scheduler.next()
         if step is None:
-            for op in self.scheduler.admission.take_ops():
+            for op in self.scheduler.admission.pop_ops():
                 self.fake.apply(op)
             self.scheduler.flight.wire_is_slow = self.of_clients.random() < 0.3
-            step = self.scheduler.guess()
+            step = self.scheduler.guess() if self.stages > 1 else None
             if step is None:
                 return False
         for op in step.ops:
@@ -242,8 +245,8 @@ class World:
 
     def check_prompts(self, step: Step) -> None:
         if step.lane >= FIRST_NUMBER:
-            assert self.grid or len(step.tokens) * max(map(len, step.tokens)) <= self.limits.chunk
-            if self.grid:
+            assert self.chunked or len(step.tokens) * max(map(len, step.tokens)) <= self.limits.chunk
+            if self.chunked:
                 self.check_division(step)
             assert not any(slot.gone for slot in step.rows)
             if len(step.rows) > 1:
@@ -263,8 +266,8 @@ class World:
             prompt = len(slot.session.request.prompt)
             assert not slot.session.cached_tokens
             if len(row) < prompt:
-                assert len(row) % self.grid == 0
-                assert len(tokens) == min(self.grid, prompt - len(row))
+                assert len(row) % GRID == 0
+                assert len(tokens) == min(GRID, prompt - len(row))
             else:
                 assert len(tokens) == 1
 
@@ -335,7 +338,7 @@ class World:
 
     def check_memory(self) -> None:
         budget = self.limits.context * self.limits.max_sessions
-        assert self.scheduler.admission.tokens_held <= budget
+        assert self.scheduler.admission.tokens_used <= budget
         # Stages free a session together with its lane's next step.
         assert self.fake.tokens <= budget + self.limits.context
         if not self.in_flight and self.scheduler.admission.running == 0:
@@ -354,7 +357,8 @@ class World:
 
 def run(seed: int) -> World:
     long_prefix = mock.patch("node.ring.admission.LONG_PREFIX", 20 if seed % 2 else 200)
-    with long_prefix, mock.patch("node.ring.sharing.WORTH_SHARING", MIN_TOKENS if seed % 2 else 30):
+    worth_sharing = mock.patch("node.ring.sharing.WORTH_SHARING", MIN_TOKENS if seed % 2 else 30)
+    with long_prefix, worth_sharing, mock.patch("node.ring.prefill.GRID", GRID):
         return live(World(seed))
 
 
@@ -421,10 +425,9 @@ def limits(**changed: int) -> RingLimits:
     return RingLimits(**values)
 
 
-def scheduler_of(given: RingLimits, *, stages: int, **options: Any) -> Scheduler:
+def scheduler_of(given: RingLimits, *, stages: int, **options: bool) -> Scheduler:
     """One of a model whose sessions share lanes, and whose caches can go back."""
-    numbers = itertools.count(FIRST_NUMBER)
-    return Scheduler(given, numbers, stages=stages, batchable=True, pads=True, trimmable=True, **options)
+    return Scheduler(given, Traits(**options), itertools.count(FIRST_NUMBER), stages)
 
 
 def request(prompt: int, max_tokens: int, first: int = 0, client: str = "") -> Session:
@@ -456,8 +459,7 @@ def test_a_long_prompt_delays_running_sessions_by_one_chunk() -> None:
 
 
 def with_steps_ahead() -> Scheduler:
-    numbers = itertools.count(FIRST_NUMBER)
-    return Scheduler(limits(), numbers, stages=1, batchable=True, pads=True, trimmable=True, ahead=True)
+    return scheduler_of(limits(), stages=1, steps_back=True)
 
 
 def test_a_step_begun_ahead_comes_before_the_prompt_that_arrived_meanwhile() -> None:
@@ -489,7 +491,7 @@ def test_a_step_is_begun_ahead_where_it_needs_no_tokens_in_between(session: Sess
 
 
 def test_while_others_wait_each_step_is_a_job() -> None:
-    scheduler = scheduler_of(limits(max_rows=1), stages=1, ahead=True)
+    scheduler = scheduler_of(limits(max_rows=1), stages=1, steps_back=True)
     scheduler.admission.submit(request(5, 500))
     assert [turn(scheduler).ahead for _ in range(2)] == [0, MAX_STEPS]
     scheduler.admission.submit(request(5, 500))
@@ -659,18 +661,18 @@ def finished(scheduler: Scheduler, session: Session) -> list[CacheOp]:
             if slot.session.accept(1).finish:
                 scheduler.admission.finish(slot.session, keep=True)
         scheduler.landed(step, Verdict(), 0.01)
-    return [*ops, *scheduler.admission.take_ops()]
+    return [*ops, *scheduler.admission.pop_ops()]
 
 
 def test_the_next_turn_of_a_long_chat_takes_its_kv() -> None:
     roomy = limits(context=8192, max_sessions=4, chunk=512)
     numbers = itertools.count(FIRST_NUMBER)
-    scheduler = Scheduler(roomy, numbers, stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(roomy, Traits(), numbers, 1)
     first = request(3000, 10)
     *_, keep, _drop = finished(scheduler, first)
     assert isinstance(keep, Keep)
     assert keep.tokens == 3009
-    held = scheduler.admission.tokens_held
+    held = scheduler.admission.tokens_used
 
     second = Session(GenerateRequest("y", "m", (*first.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
     scheduler.admission.submit(second)
@@ -679,7 +681,7 @@ def test_the_next_turn_of_a_long_chat_takes_its_kv() -> None:
     assert second.slot
     assert step.ops == (Take(second.slot.lane, keep.prefix),)
     assert step.tokens == ((first.tokens[-1], 7, 8, 9),)
-    assert scheduler.admission.tokens_held < held + 1024, "the prefix is not charged beside the session"
+    assert scheduler.admission.tokens_used < held + 1024, "the prefix is not charged beside the session"
     assert scheduler.admission.sequences() == {keep.prefix: tuple(second.tokens)}
 
     third = Session(GenerateRequest("z", "m", (*first.tokens[:2500], 4, 4), 5, frozenset(), Sampling()))
@@ -695,7 +697,7 @@ def test_the_next_turn_of_a_long_chat_takes_its_kv() -> None:
     for session in (second, third):
         scheduler.admission.finish(session, keep=True)
     scheduler.landed(begun, Verdict(), 0.01)
-    scheduler.admission.take_ops()
+    scheduler.admission.pop_ops()
     fourth = Session(GenerateRequest("y", "m", (*second.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
     assert any(isinstance(op, Take) for op in finished(scheduler, fourth))
 
@@ -723,7 +725,7 @@ def test_a_ring_that_ends_before_it_has_restored_kv_loses_none() -> None:
     numbers = itertools.count(FIRST_NUMBER)
 
     def new() -> Scheduler:
-        return Scheduler(limits(chunk=64), numbers, stages=1, batchable=True, pads=True, trimmable=True)
+        return Scheduler(limits(chunk=64), Traits(), numbers, 1)
 
     session, scheduler = request(60, 500), new()
     scheduler.admission.submit(session)
@@ -806,9 +808,7 @@ def test_a_prompt_waits_until_all_answers_have_stepped_unless_a_stage_is_idle() 
 def test_a_step_of_prompts_is_no_longer_than_a_chunk(
     lengths: Sequence[int], pads: bool, together: Sequence[int]
 ) -> None:
-    scheduler = Scheduler(
-        limits(chunk=40), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=pads, trimmable=True
-    )
+    scheduler = scheduler_of(limits(chunk=40), stages=1, pads=pads)
     for number, length in enumerate(lengths):
         scheduler.admission.submit(request(length, 5, first=number * 100))
     steps = prompts_of(scheduler, len(together))
@@ -1048,7 +1048,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("slow_wire", [False, True])
 def test_a_slow_wire_has_room_for_one_more_guess(slow_wire: bool) -> None:
-    scheduler = scheduler_of(limits(), stages=2, guesses=True)
+    scheduler = scheduler_of(limits(), stages=2)
     scheduler.flight.wire_is_slow = slow_wire
     session = request(5, 20)
     scheduler.admission.submit(Session(replace(session.request, prediction=(1,) * 20)))
