@@ -8,9 +8,8 @@ from functools import partial
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from api.admin import logs, metrics, tokenize
+from api.admin import logs, tokenize
 from api.admin import routes as admin
-from api.admin.metrics import ANYTHING_ELSE, Metrics
 from api.anthropic import models as anthropic_models
 from api.anthropic import routes as messages
 from api.chat.env import STREAM, Env
@@ -23,9 +22,12 @@ from api.http.errors import EndpointUnsupported
 from api.http.gate import gate, leave_to_gate
 from api.http.in_flight import IN_FLIGHT, RequestsInFlight
 from api.http.limits import BODY_S, FOLLOWERS, FOLLOWERS_OF_ONE, MAX_BODY
+from api.http.metrics import ANYTHING_ELSE, Metrics
 from api.http.stream import EventStream, StreamTiming
+from api.ollama import disk, embedding
+from api.ollama import generation as ollama
+from api.ollama import models as ollama_models
 from api.ollama.greeting import greeting
-from api.ollama.routes import ollama_routes
 from api.openai import chat, completions, embeddings, models
 from api.page.routes import FILES as PAGE
 from api.page.routes import page_routes
@@ -96,8 +98,8 @@ def create_app(
     for method, path, handler in (
         *((method, f"/v1{path}", handler) for method, path, handler in both),
         *both,
-        *_own_routes(env, counted, ollama_port),
-        *ollama_routes(env, cors.check_change),
+        *_own_routes(env, ollama_port),
+        *_ollama_routes(env, cors),
     ):
         # With add_get, HEAD is answered as well.
         add = app.router.add_get if method == GET else partial(app.router.add_route, method)
@@ -136,10 +138,10 @@ def _anthropic_routes(env: Env) -> Iterator[Route]:
     yield POST, "/messages/count_tokens", partial(messages.count, env)
 
 
-def _own_routes(env: Env, counted: Metrics, ollama_port: int | None) -> Iterator[Route]:
+def _own_routes(env: Env, ollama_port: int | None) -> Iterator[Route]:
     yield GET, "/health", partial(admin.health, env)
     yield GET, "/version", admin.version
-    yield GET, "/metrics", partial(metrics.show, counted)
+    yield GET, "/metrics", env.metrics.show
     yield GET, "/cluster/status", partial(admin.cluster_status, env)
     yield GET, "/cluster/logs", partial(logs.show, env.gateway.peers, Followers(FOLLOWERS, FOLLOWERS_OF_ONE))
     yield GET, "/cluster/models", partial(admin.cluster_models, env)
@@ -153,6 +155,21 @@ def _own_routes(env: Env, counted: Metrics, ollama_port: int | None) -> Iterator
         yield GET, path, greeting(show, ollama_port) if path == "/" else show
     for path in OF_RERANKERS:
         yield POST, path, _no_scores
+
+
+def _ollama_routes(env: Env, cors: Cors) -> Iterator[Route]:
+    for path in ("chat", "generate"):
+        yield POST, f"/api/{path}", partial(ollama.generate, env, cors.check_named, chat=path == "chat")
+    yield POST, "/api/embed", partial(embedding.create, env)
+    yield POST, "/api/embeddings", partial(embedding.create_older, env)
+    yield GET, "/api/tags", partial(ollama_models.tags, env)
+    yield GET, "/api/ps", partial(ollama_models.ps, env)
+    yield POST, "/api/show", partial(ollama_models.show, env)
+    yield GET, "/api/version", ollama_models.version
+    yield POST, "/api/pull", partial(disk.pull, env)
+    yield DELETE, "/api/delete", partial(disk.delete, env)
+    for path, hint in disk.REFUSED.items():
+        yield POST, path, partial(disk.refuse, hint)
 
 
 def _add_fallbacks(router: web.UrlDispatcher) -> None:
@@ -209,7 +226,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     if stream is None or not stream.response.prepared:
         return web.json_response(body, status=status, headers=headers)
     with contextlib.suppress(ConnectionError):  # the client may be gone by now, too
-        await stream.fail(body)
+        await stream.send(body)
     return stream.response
 
 

@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler
 
 from api.anthropic import errors as anthropic_errors
 from api.http import errors
-from api.ollama import errors as ollama_errors
+from api.ollama import answer as ollama
 
 
 class ErrorWriter(Protocol):
@@ -23,7 +23,7 @@ class ErrorWriter(Protocol):
 def error_writer(request: web.BaseRequest) -> ErrorWriter:
     """How the surface that the request is for writes errors."""
     if request.path.startswith("/api/"):
-        return ollama_errors.error_object
+        return ollama.error_object
     if _is_of_anthropic(request):
         return anthropic_errors.error_object
     return errors.error_object

@@ -10,7 +10,7 @@ from api.chat.env import STREAM, Env
 from api.chat.schema import MAX_INT, parse
 from api.http.callers import CLIENT
 from api.http.in_flight import IN_FLIGHT
-from api.http.stream import EventStream
+from api.http.stream import EventStream, Sse
 from node import PROTOCOL, __version__
 from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
 from node.core.errors import ShuttingDown
@@ -62,7 +62,7 @@ async def unload(env: Env, request: web.Request) -> web.Response:
 
 async def pull(env: Env, request: web.Request) -> web.StreamResponse:
     """Stream the progress of a download. Raises ShuttingDown as soon as the node is stopping: the next one goes on there."""
-    events = request[STREAM] = EventStream(request, env.timing)
+    events = request[STREAM] = EventStream(request, env.timing, Sse())
     async with (
         events.kept_alive(),
         aclosing(env.gateway.disk.pull(request.match_info["model"], request[CLIENT])) as progress,

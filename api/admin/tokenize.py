@@ -68,7 +68,7 @@ class DetokenizeRequest(BaseModel):
 async def tokenize(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, _parse)
     if isinstance(body, ChatTokenizeRequest):
-        model, tokens = await encode_chat(env, request, body, most=MAX_COUNTED)
+        model, tokens, _ = await encode_chat(env, request, body, most=MAX_COUNTED)
     else:
         model = await env.gateway.open_models.open(body.model, request[CLIENT])
         most = max(model.context, MAX_COUNTED)

@@ -13,10 +13,9 @@ from pydantic_core import PydanticCustomError
 from api.chat.message import MEDIA, Name, StrictModel, media_refusal
 from api.chat.schema import parse
 from api.http.errors import Unsupported
+from api.http.json_object import Json
 from api.http.limits import MAX_MESSAGES, MAX_PARTS
 from node.core.errors import BadRequest
-
-Json = dict[str, Any]
 
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """A line at the beginning of Claude Code's system prompt, which is meant for Anthropic's accounting. It differs between

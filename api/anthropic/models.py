@@ -3,15 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from aiohttp import web
 
 from api.chat.env import Env, known_model
+from api.http.json_object import Json
 from node.core.errors import BadRequest
 from node.core.models import ModelEntry
-
-Json = dict[str, Any]
 
 MAX_PAGE = 1000
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic_core import from_json
 
@@ -10,20 +9,15 @@ from api.anthropic.schema import MessagesRequest
 from api.chat.answer import Delta
 from api.chat.generation import Choice
 from api.chat.reader import CallDelta
-from api.http.json_object import generated_object
+from api.http.json_object import Json, generated_object
 from api.http.stream import Sse
-
-Json = dict[str, Any]
 
 SIGNATURE = "unsigned"
 """Signature of thoughts. Nobody checks it here, but some clients leave out thoughts without one."""
 
 
 class Events(Sse):
-    """Events named by their type. A quiet stream has pings."""
-
-    def event(self, data: Json, name: str = "") -> bytes:
-        return super().event(data, data["type"])
+    """A quiet stream has pings."""
 
     def waiting(self, awaited: str) -> bytes:
         return self.event({"type": "ping"})
@@ -31,7 +25,7 @@ class Events(Sse):
 
 @dataclass(slots=True)
 class MessageOutput:
-    """Content blocks in the order in which they began; at most the last one is unfinished."""
+    """Content blocks (see `Output`) in the order in which they began; at most the last one is unfinished."""
 
     body: MessagesRequest
     id: str
@@ -44,27 +38,28 @@ class MessageOutput:
     """Whether the last block is unfinished."""
     _input: list[str] = field(default_factory=list)
     """The JSON of the unfinished call's input, in pieces."""
-    _stop_reason: str | None = None
-    _stop_sequence: str | None = None
+    _ending: Json = field(default_factory=lambda: {"stop_reason": None, "stop_sequence": None})
 
-    def grow(self, delta: Delta) -> Iterator[Json]:
-        """Add an increment of the answer. Yields the events that report it."""
+    def grow(self, _: int, delta: Delta) -> Iterator[Json]:
         if not self._begun:
             self._begun = True
-            yield {"type": "message_start", "message": self.message()}
+            yield {"type": "message_start", "message": self.whole()}
         if self.body.max_tokens:  # else the answer's one token is not wanted
-            yield from self._think(delta.reasoning)
-            yield from self._say(delta.text)
+            if delta.reasoning:
+                yield from self._think(delta.reasoning)
+            if delta.text:
+                yield from self._open({"type": "text", "text": ""})
+                self.content[-1]["text"] += delta.text
+                yield self._delta({"type": "text_delta", "text": delta.text})
             for call in delta.calls:
                 yield from self._call(call)
         if delta.finish:
             yield from self._close()
-            self._stop_reason, self._stop_sequence = self._ending(delta)
-            ending = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-            yield {"type": "message_delta", "delta": ending, "usage": self._usage()}
+            self._ending = self._end(delta)
+            yield {"type": "message_delta", "delta": self._ending, "usage": self._usage()}
             yield {"type": "message_stop"}
 
-    def message(self) -> Json:
+    def whole(self) -> Json:
         """The message in its current state."""
         return {
             "id": self.id,
@@ -72,25 +67,15 @@ class MessageOutput:
             "role": "assistant",
             "model": self.model,
             "content": list(self.content),
-            "stop_reason": self._stop_reason,
-            "stop_sequence": self._stop_sequence,
+            **self._ending,
             "usage": {**self._usage(), "service_tier": "standard"},
         }
 
     def _think(self, thoughts: str) -> Iterator[Json]:
-        if not thoughts:
-            return
         yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
         if self.body.thinking.display == "summarized":
             self.content[-1]["thinking"] += thoughts
             yield self._delta({"type": "thinking_delta", "thinking": thoughts})
-
-    def _say(self, text: str) -> Iterator[Json]:
-        if not text:
-            return
-        yield from self._open({"type": "text", "text": ""})
-        self.content[-1]["text"] += text
-        yield self._delta({"type": "text_delta", "text": text})
 
     def _call(self, call: CallDelta) -> Iterator[Json]:
         """Begin a call (its id and name are set), or append to its arguments."""
@@ -128,18 +113,17 @@ class MessageOutput:
     def _delta(self, delta: Json) -> Json:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
 
-    def _ending(self, delta: Delta) -> tuple[str, str | None]:
-        """The reason for the end, and the stop sequence that was the reason."""
-        match delta.finish:
-            case "tool_calls":
-                return "tool_use", None
-            case "length":
-                full = self.choice.answer.completion_tokens < self.body.max_tokens
-                return "model_context_window_exceeded" if full else "max_tokens", None
-            case _:
-                # An adapter's stop strings end a turn.
-                named = delta.stop if delta.stop in self.body.stop_sequences else None
-                return "end_turn" if named is None else "stop_sequence", named
+    def _end(self, delta: Delta) -> Json:
+        """The reason for the end, and the stop sequence if that was the reason."""
+        reason = "end_turn"
+        if delta.finish == "tool_calls":
+            reason = "tool_use"
+        elif delta.finish == "length":
+            full = self.choice.answer.completion_tokens < self.body.max_tokens
+            reason = "model_context_window_exceeded" if full else "max_tokens"
+        elif delta.stop in self.body.stop_sequences:  # an adapter's stop strings end a turn
+            return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop}
+        return {"stop_reason": reason, "stop_sequence": None}
 
     def _usage(self) -> Json:
         """Tokens so far. Unlike OpenAI, Anthropic does not count cached tokens as input."""
@@ -158,8 +142,7 @@ def _input_of(arguments: str) -> Json:
 
     It is empty if no parser takes it: models may write lone surrogates in it, or nest it very deeply.
     """
-    whole = generated_object(arguments)
-    if whole is not None:
+    if (whole := generated_object(arguments)) is not None:
         return whole
     try:
         begun = from_json(arguments.encode(errors="replace"), allow_partial=True, allow_inf_nan=False)

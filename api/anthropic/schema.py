@@ -11,11 +11,10 @@ from api.chat.message import Name, WithoutNulls
 from api.chat.request import Effort
 from api.chat.schema import MAX_INT
 from api.http.errors import Unsupported
+from api.http.json_object import Json
 from api.http.limits import MAX_STOP_CHARS, MAX_STOP_SEQUENCES, MAX_TOOLS
 from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS
-
-Json = dict[str, Any]
 
 CHAT_PARAMETERS = (
     *("temperature", "top_p", "top_k"),

@@ -1,19 +1,24 @@
-"""The choices of a response: their requests to the model, and running them concurrently."""
+"""The choices of a response: their requests to the model, running them concurrently, and sending what comes."""
 
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
+
+from aiohttp import web
 
 from api.chat.answer import Answer, Delta
 from api.chat.echo import Echo
-from api.chat.env import Env
+from api.chat.env import STREAM, Env
 from api.chat.reader import Reader
-from api.chat.schema import SEEDS, GenerationRequest
+from api.chat.schema import SEEDS, CompletionRequest, GenerationRequest
+from api.http.callers import CLIENT
+from api.http.json_object import Json
+from api.http.stream import EventStream
 from node.core.errors import BadRequest, ContextExceeded, PippinError
 from node.core.generation import GenerateRequest, Sampling
 from node.text.sandboxed_encoder import OpenModel
@@ -22,8 +27,16 @@ MAX_CONCURRENT = 16
 """Choices of one request that run concurrently: enough to fill a batch, without filling a queue."""
 
 T = TypeVar("T")
-Emit = Callable[[int, Delta], Awaitable[None]]
-"""Callback (choice index, delta)."""
+
+
+class Output(Protocol):
+    """An answer in the format of its surface."""
+
+    def grow(self, index: int, delta: Delta) -> Iterable[Json]:
+        """Add an increment of a choice. Yields the events of a stream that report it."""
+
+    def whole(self) -> Json:
+        """The plain answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +49,18 @@ class Prepared:
     model: OpenModel
     body: GenerationRequest
     sampling: Sampling
-    max_tokens: int | None
-    """Maximum tokens of an answer; None: as many as fit in the context."""
-    param: str
-    """Name of the request's parameter that holds the prompt."""
-    prediction: tuple[int, ...] | None = None
+    prediction: tuple[int, ...] | None
     """What the client expects of each answer; None if it has not said."""
     grammar: str = ""
     """Grammar that each answer must follow; empty: none."""
-    control_logprobs: bool = False
-    """Whether log-probabilities of control tokens are reported, too."""
+
+    @classmethod
+    async def of(
+        cls, request: web.Request, model: OpenModel, body: GenerationRequest, answer_id: str, grammar: str = ""
+    ) -> "Prepared":
+        """Raises BadRequest, and the encoder's errors."""
+        prediction = await _read_prediction(model, body)
+        return cls(answer_id, request[CLIENT], model, body, body.sampling(model.sampling), prediction, grammar)
 
     def choices(
         self,
@@ -54,64 +69,56 @@ class Prepared:
         first: int = 0,
         echo: Echo | None = None,
         reader: Callable[[], Reader | None] = lambda: None,
+        control_logprobs: bool = False,
     ) -> list["Choice"]:
         """Create the choices of one prompt, numbered from `first`. Copy k gets the request's seed plus k.
 
-        `reader`: creates the reader of one choice. Raises BadRequest, ContextExceeded.
+        `reader`: creates the reader of one choice. `control_logprobs`: see Answer. Raises BadRequest, ContextExceeded.
         """
-        check_tokens(self.model, self.sampling.logit_bias, param="logit_bias")
-        request = self._request(prompt)
-        return [
-            Choice(
-                index=first + copy,
-                request=replace(
-                    request,
-                    id=f"{self.id}-{first + copy}",
-                    sampling=replace(self.sampling, seed=(self.sampling.seed + copy) % SEEDS),
-                ),
-                answer=Answer(
-                    self.model.tokenizer,
-                    self.body.stop,
-                    logprobs=self.sampling.logprobs is not None,
-                    control_logprobs=self.control_logprobs,
-                    offset=len(echo.text) if echo else 0,
-                    reader=reader(),
-                ),
-                echo=echo,
-                is_predicted=self.prediction is not None,
-            )
-            for copy in range(self.body.copies)
-        ]
-
-    def _request(self, prompt: Sequence[int]) -> GenerateRequest:
-        return GenerateRequest(
+        model, body, sampling = self.model, self.body, self.sampling
+        check_tokens(model, sampling.logit_bias, param="logit_bias")
+        request = GenerateRequest(
             id=self.id,
-            model=self.model.id,
+            model=model.id,
             prompt=tuple(prompt),
             max_tokens=self.max_new_tokens(prompt),
             # After a complete grammar only EOS can come, so `ignore_eos` has no effect.
-            stop_tokens=frozenset() if self.body.ignore_eos and not self.grammar else self.model.tokenizer.eos,
-            sampling=self.sampling,
+            stop_tokens=frozenset() if body.ignore_eos and not self.grammar else model.tokenizer.eos,
+            sampling=sampling,
             grammar=self.grammar,
             client=self.client,
-            revision=self.model.revision,
+            revision=model.revision,
             prediction=self.prediction or (),
         )
+        choices = []
+        for copy in range(body.copies):
+            seeded = replace(sampling, seed=(sampling.seed + copy) % SEEDS)
+            answer = Answer(
+                model.tokenizer,
+                body.stop,
+                logprobs=sampling.logprobs is not None,
+                control_logprobs=control_logprobs,
+                offset=len(echo.text) if echo else 0,
+                reader=reader(),
+            )
+            numbered = replace(request, id=f"{self.id}-{first + copy}", sampling=seeded)
+            choices.append(Choice(first + copy, numbered, answer, echo, self.prediction is not None))
+        return choices
 
     def max_new_tokens(self, prompt: Sequence[int]) -> int:
         """Maximum number of tokens that can be generated for a prompt.
 
         Raises ContextExceeded if the prompt leaves no room, before anything is computed.
         """
-        context = self.model.context
+        context, wanted = self.model.context, self.body.answer_tokens
         room = context - len(prompt)
-        if room < (0 if self.max_tokens == 0 else 1):
+        if room < (0 if wanted == 0 else 1):
             raise ContextExceeded(
                 f"This model's maximum context length is {context} tokens, but the prompt has {len(prompt)} tokens"
                 f"{'' if room else ', which leaves no room for an answer'}.",
-                param=self.param,
+                param="prompt" if isinstance(self.body, CompletionRequest) else "messages",
             )
-        return room if self.max_tokens is None else min(self.max_tokens, room)
+        return room if wanted is None else min(wanted, room)
 
 
 @dataclass(slots=True)
@@ -125,38 +132,57 @@ class Choice:
     first_at: float = 0.0
     """Time of the first token, by `time.monotonic`."""
 
-    async def run(self, env: Env, emit: Emit) -> None:
+    async def run(self, env: Env, output: Output, events: EventStream | None) -> None:
+        """Have the choice generated, and its increments added to the output; `events`: None for a plain answer."""
         before = await self.echo.read(env) if self.echo else Delta()
         if self.request.max_tokens == 0:
-            await emit(self.index, replace(before, finish="length"))
+            await send(events, output.grow(self.index, replace(before, finish="length")))
             return
         model, answer, begun = self.request.model, self.answer, time.monotonic()
         try:
-            async with aclosing(env.gateway.router.generate(self.request)) as events:
-                async for event in events:
+            async with aclosing(env.gateway.router.generate(self.request)) as tokens:
+                async for token in tokens:
                     if not answer.completion_tokens:
                         self.first_at = time.monotonic()
-                        env.meter.count_first_token(model, self.first_at - begun)
-                    delta = answer.take(event)
+                        env.metrics.first_token.labels(model).observe(self.first_at - begun)
+                    delta = answer.take(token)
                     if delta != Delta():
-                        text, tokens = before.text + delta.text, before.tokens + delta.tokens
-                        await emit(self.index, replace(delta, text=text, tokens=tokens))
+                        text, spelled = before.text + delta.text, before.tokens + delta.tokens
+                        await send(events, output.grow(self.index, replace(delta, text=text, tokens=spelled)))
                         before = Delta()
                     if delta.finish:
                         return
         finally:
             if made := answer.completion_tokens:
                 counts = {"prompt": len(self.request.prompt), "cached": answer.cached_tokens, "answer": made}
-                env.meter.count_tokens(model, **counts)
+                env.metrics.count_tokens(model, **counts)
         raise PippinError("The generation ended before its last token.")
+
+
+async def send(stream: EventStream | None, events: Iterable[Json]) -> None:
+    """Send events as they are made; a plain answer (None) only makes them."""
+    for event in events:
+        if stream:
+            await stream.send(event)
+
+
+async def respond(env: Env, request: web.Request, choices: Sequence[Choice], output: Output) -> web.StreamResponse:
+    """Generate the choices, and answer the request: plainly, or with its stream."""
+    events: EventStream | None = request.get(STREAM)
+    if events is None:
+        await run_all(env, choices, output)
+        return web.json_response(output.whole())
+    async with events.kept_alive():
+        await run_all(env, choices, output, events)
+    return events.response
+
+
+async def run_all(env: Env, choices: Sequence[Choice], output: Output, events: EventStream | None = None) -> None:
+    await run_concurrently([partial(choice.run, env, output, events) for choice in choices])
 
 
 def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
-
-
-async def run_all(env: Env, choices: Sequence[Choice], emit: Emit) -> None:
-    await run_concurrently([partial(choice.run, env, emit) for choice in choices])
 
 
 async def run_concurrently(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
@@ -187,11 +213,11 @@ def best(choices: Sequence[Choice], body: GenerationRequest) -> list[Choice]:
     return [choice for group in groups for choice in sorted(group, key=mean_logprob, reverse=True)[: body.n]]
 
 
-async def read_prediction(model: OpenModel, body: GenerationRequest, max_tokens: int | None) -> tuple[int, ...] | None:
-    """The client's prediction, cut to `max_tokens`. Raises BadRequest, and the encoder's errors."""
+async def _read_prediction(model: OpenModel, body: GenerationRequest) -> tuple[int, ...] | None:
+    """The client's prediction, cut to the length of the answer."""
     if body.prediction is None:
         return None
-    most = model.context if max_tokens is None else min(max_tokens, model.context)
+    most = model.context if body.answer_tokens is None else min(body.answer_tokens, model.context)
     content = body.prediction.content
     if isinstance(content, str):
         return tuple(await model.encoder.encode_prediction(content, most=most))
@@ -206,7 +232,7 @@ def check_tokens(model: OpenModel, tokens: Sequence[int] | Mapping[int, float], 
             raise BadRequest(f"Invalid '{param}': the model has no token {token}, only 0 to {size - 1}.", param=param)
 
 
-def usage(choices: Sequence[Choice], per_prompt: int) -> dict[str, Any]:
+def usage(choices: Sequence[Choice], per_prompt: int = 1) -> Json:
     """Token usage as OpenAI reports it.
 
     Each prompt counts once, however many choices it has; its cached tokens are those of its first choice.
@@ -214,21 +240,15 @@ def usage(choices: Sequence[Choice], per_prompt: int) -> dict[str, Any]:
     firsts = choices[::per_prompt]
     prompt_tokens = sum(len(choice.request.prompt) for choice in firsts)
     completion_tokens = sum(choice.answer.completion_tokens for choice in choices)
-    reasoning_tokens = sum(choice.answer.reasoning_tokens for choice in choices)
+    details = {"reasoning_tokens": sum(choice.answer.reasoning_tokens for choice in choices)}
+    if predicted := [choice for choice in choices if choice.is_predicted]:
+        accepted = sum(choice.answer.accepted_prediction_tokens for choice in predicted)
+        sent = sum(len(choice.request.prediction) for choice in predicted)
+        details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": sent - accepted}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(choice.answer.cached_tokens for choice in firsts)},
-        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens, **_prediction_usage(choices)},
+        "completion_tokens_details": details,
     }
-
-
-def _prediction_usage(choices: Sequence[Choice]) -> dict[str, int]:
-    """How many tokens of the client's prediction the answers have and lack; empty if it sent none."""
-    predicted = [choice for choice in choices if choice.is_predicted]
-    if not predicted:
-        return {}
-    accepted = sum(choice.answer.accepted_prediction_tokens for choice in predicted)
-    sent = sum(len(choice.request.prediction) for choice in predicted)
-    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": sent - accepted}

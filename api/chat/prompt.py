@@ -6,57 +6,44 @@ from aiohttp import web
 
 from api.chat.constraint import AnswerConstraint, make_grammar
 from api.chat.env import Env, open_model
-from api.chat.generation import Choice, Prepared, check_tokens, read_prediction
+from api.chat.generation import Choice, Prepared, check_tokens
 from api.chat.request import ChatRequest
 from api.http.callers import CLIENT
+from api.http.stream import StreamFormat
 from node.core.errors import BadRequest
 from node.text.sandboxed_encoder import OpenModel
 
 
-async def prepare(env: Env, request: web.Request, body: ChatRequest, answer_id: str) -> tuple[Prepared, list[Choice]]:
-    """Prepare the choices of a chat request."""
-    constraint = await _constraint(env, body, request[CLIENT])
-    model = await open_model(env, request, body)
-    prompt = await _encode(model, body, constraint, context=model.context)
-    prepared = Prepared(
-        id=answer_id,
-        client=request[CLIENT],
-        model=model,
-        body=body,
-        sampling=body.sampling(body.wanted_logprobs, model.sampling),
-        max_tokens=body.answer_tokens,
-        param="messages",
-        prediction=await read_prediction(model, body, body.answer_tokens),
-        grammar=constraint.grammar,
-    )
+async def prepare(
+    env: Env, request: web.Request, body: ChatRequest, answer_id: str, form: StreamFormat | None = None
+) -> tuple[Prepared, list[Choice]]:
+    """Prepare the choices of a chat request. `form`: of its stream; None for OpenAI's."""
+    model, prompt, constraint = await encode_chat(env, request, body, form=form)
+    prepared = await Prepared.of(request, model, body, answer_id, constraint.grammar)
     return prepared, prepared.choices(prompt, reader=lambda: constraint.reader(model.tokenizer, prompt))
 
 
-async def encode_chat(env: Env, request: web.Request, body: ChatRequest, *, most: int) -> tuple[OpenModel, list[int]]:
-    """The model, and the tokens of a chat's prompt. Raises ContextExceeded for more than `most` and the model's context."""
-    constraint = await _constraint(env, body, request[CLIENT])
-    model = await open_model(env, request, body)
-    return model, await _encode(model, body, constraint, context=max(model.context, most))
+async def encode_chat(
+    env: Env, request: web.Request, body: ChatRequest, *, most: int = 0, form: StreamFormat | None = None
+) -> tuple[OpenModel, list[int], AnswerConstraint]:
+    """The model, the tokens of a chat's prompt, and the constraint of its answer.
 
-
-async def _constraint(env: Env, body: ChatRequest, client: str) -> AnswerConstraint:
+    Raises ContextExceeded for a prompt longer than both `most` and the model's context.
+    """
     use = body.tool_use
-    return AnswerConstraint(use, await make_grammar(env.gateway.grammars, use, body.json_format, client))
-
-
-async def _encode(model: OpenModel, body: ChatRequest, constraint: AnswerConstraint, *, context: int) -> list[int]:
-    """Tokens of the prompt, at most `context`."""
-    encoder = model.encoder
+    constraint = AnswerConstraint(use, await make_grammar(env.gateway.grammars, use, body.json_format, request[CLIENT]))
+    model = await open_model(env, request, body, form)
+    encoder, context = model.encoder, max(model.context, most)
     if body.adapter:
         prompt = await encoder.encode_pieces(list(body.adapter.pieces(body.messages)), context=context)
     else:
-        tools, kwargs = constraint.use.for_template, constraint.template_kwargs(body.template_kwargs)
-        prompt = await encoder.encode_chat(body.messages_for_template, tools, kwargs, context=context)
+        kwargs = constraint.template_kwargs(body.template_kwargs)
+        prompt = await encoder.encode_chat(body.messages_for_template, use.for_template, kwargs, context=context)
         if constraint.grammar and (opening := model.tokenizer.dialect.opening):
             prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
     if not prompt:
         raise BadRequest("The model's chat template renders these messages as an empty prompt.", param="messages")
-    return prompt
+    return model, prompt, constraint
 
 
 async def encode_text(model: OpenModel, prompt: str | list[int], *, param: str) -> Sequence[int]:

@@ -2,7 +2,8 @@
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -18,14 +19,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from api.chat.message import StrictModel, join_parts
 from api.http.errors import Unsupported
-from api.http.limits import (
-    MAX_BIASES,
-    MAX_CHOICES,
-    MAX_INPUTS,
-    MAX_STOP_CHARS,
-    MAX_STOPS,
-)
-from node.core.errors import BadRequest
+from api.http.json_object import Json
+from api.http.limits import MAX_BIASES, MAX_CHOICES, MAX_INPUTS, MAX_STOP_CHARS, MAX_STOPS
+from node.core.errors import BadRequest, PippinError
 from node.core.generation import RANGES, Sampling
 from node.core.limits import MAX_NAME_CHARS
 
@@ -138,7 +134,17 @@ class GenerationRequest(SamplingFields):
         """Number of answers generated for each prompt."""
         return self.n
 
-    def sampling(self, logprobs: int | None, of_model: Mapping[str, float]) -> Sampling:
+    @property
+    def answer_tokens(self) -> int | None:
+        """Maximum tokens of an answer; None: as many as fit in the context."""
+        return None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """Number of alternatives reported for each token; None: no log-probabilities."""
+        return None
+
+    def sampling(self, of_model: Mapping[str, float]) -> Sampling:
         """Sampling parameters: of the request, else of the model, else of `sampling_defaults`, else OpenAI's.
 
         Without a seed, each request gets a random one.
@@ -151,7 +157,7 @@ class GenerationRequest(SamplingFields):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
-            logprobs=logprobs,
+            logprobs=self.wanted_logprobs,
         )
 
     @model_validator(mode="after")
@@ -178,7 +184,7 @@ def text_list(value: Any, name: str) -> list[str | list[int]]:
 class CompletionRequest(GenerationRequest):
     # A PlainValidator does all checks: pydantic's own validators would collect an error for each wrong element.
     prompt: Annotated[list[str | list[int]], PlainValidator(lambda value: text_list(value, "prompt"))]
-    max_tokens: int = Field(default=16, ge=0, le=MAX_INT)
+    max_tokens: int | None = Field(default=16, ge=0, le=MAX_INT)
     logprobs: int | None = Field(default=None, ge=0, le=5)
     echo: bool = False
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -189,11 +195,12 @@ class CompletionRequest(GenerationRequest):
         return self.n if self.best_of is None else self.best_of
 
     @property
-    def wanted_logprobs(self) -> int | None:
-        """Number of alternatives per token, None for no log-probabilities.
+    def answer_tokens(self) -> int | None:
+        return self.max_tokens
 
-        `best_of` needs them even if the client does not.
-        """
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """`best_of` needs them even if the client does not."""
         return 0 if self.logprobs is None and self.copies > self.n else self.logprobs
 
     @model_validator(mode="after")
@@ -210,13 +217,31 @@ class CompletionRequest(GenerationRequest):
 
 
 Request = TypeVar("Request", bound=BaseModel)
+Names = Sequence[tuple[str, str]]
+"""Patterns of chat's parameter names, and the names of the same parameters on another surface."""
 
 
-def parse(schema: type[Request], body: dict[str, Any]) -> Request:
+def parse(schema: type[Request], body: Json, names: Names = ()) -> Request:
+    """Validate a body. `names`: if it was translated, as in `renamed_params`. Raises BadRequest."""
+    with renamed_params(names):
+        try:
+            return schema.model_validate({name: value for name, value in body.items() if value is not None})
+        except ValidationError as error:
+            raise _refusal(error.errors(include_url=False, include_context=False, include_input=False)[0]) from error
+
+
+@contextmanager
+def renamed_params(names: Names) -> Iterator[None]:
+    """Errors of a request that was translated to a chat name the parameters that its sender used."""
     try:
-        return schema.model_validate({name: value for name, value in body.items() if value is not None})
-    except ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_context=False, include_input=False)[0]) from error
+        yield
+    except PippinError as error:
+        for pattern, name in names:
+            if error.param and re.search(pattern, error.param):
+                renamed = re.sub(pattern, name, error.param)
+                error.message = error.message.replace(f"'{error.param}'", f"'{renamed}'")
+                error.param = renamed
+        raise
 
 
 def _refusal(error: ErrorDetails) -> BadRequest:

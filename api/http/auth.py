@@ -25,7 +25,9 @@ class ApiKeys:
         """
         if not self._digests or request.path in self._open_paths:
             return None
-        key = _given_key(request)
+        scheme, _, bearer = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        # Anthropic's clients send `x-api-key`.
+        key = (bearer if scheme.lower() == "bearer" else "").strip() or request.headers.get("x-api-key", "").strip()
         if not key:
             raise Unauthorized(
                 "This server requires an API key.", hint="Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
@@ -34,13 +36,6 @@ class ApiKeys:
         if not any([hmac.compare_digest(given, known) for known in self._digests]):  # noqa: C419 - no short cut
             raise Unauthorized("The API key is not accepted by this server.")
         return key
-
-
-def _given_key(request: web.BaseRequest) -> str:
-    """The key of a request; empty if there is none. Anthropic's clients send `x-api-key`."""
-    scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    bearer = key.strip() if scheme.lower() == "bearer" else ""
-    return bearer or request.headers.get("x-api-key", "").strip()
 
 
 def _digest(key: str) -> bytes:

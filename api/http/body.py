@@ -8,12 +8,12 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aiohttp import hdrs, web
 
 from api.http.errors import BodyTimeout, WrongMediaType
-from api.http.json_object import Counts, parse_object
+from api.http.json_object import Counts, Json, parse_object
 from api.http.limits import (
     BODIES_HELD,
     BODIES_WAITING,
@@ -28,10 +28,8 @@ from node.core.errors import BadRequest, Overloaded
 from node.core.pool import Pool
 
 T = TypeVar("T")
-Json = dict[str, Any]
 
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-RAW_DEFLATE = -zlib.MAX_WBITS
 HELD = web.RequestKey("held", int)
 """Bytes of this request that are included in `Bodies._held`."""
 
@@ -75,10 +73,7 @@ class Bodies:
 
     @contextmanager
     def account(self, request: web.Request) -> Iterator[None]:
-        """Inside, the request's body counts towards the limit.
-
-        What is made of a body stays in memory until its request is answered.
-        """
+        """Inside, the request's body counts towards the limit: what is made of it stays in memory until it is answered."""
         request[HELD] = 0
         try:
             yield
@@ -123,12 +118,12 @@ def _parsed(body: bytes, *, form: bool) -> Json:
 
 
 def _decompressed(data: bytes, window: int, limit: int) -> bytes:
-    """Decompress a body. `window`: zlib's `wbits`. Also accepts deflate without zlib's header, which some clients send.
+    """Decompress a body. `window`: zlib's `wbits`.
 
     Raises BadRequest, and aiohttp's 413 if the result is longer than `limit` or its ratio to `data` exceeds MAX_RATIO.
     """
     if window == zlib.MAX_WBITS and data[:1] and data[0] & 0xF != 8:
-        window = RAW_DEFLATE
+        window = -zlib.MAX_WBITS  # deflate without zlib's header, which some clients send
     most = min(limit, max(FREE_RATIO, MAX_RATIO * len(data)))
     stream = zlib.decompressobj(window)
     try:

@@ -32,8 +32,12 @@ class Callers:
 
     def check(self, request: web.BaseRequest) -> None:
         """Raises NotAdmitted, HostNotAllowed."""
-        if not self._anywhere:
-            self._check_address(*connection_ends(request))
+        caller, own = connection_ends(request)
+        if not self._anywhere and not is_local_address(caller) and not are_in_one_network(caller, own):
+            raise NotAdmitted(
+                f"Without API keys, requests are accepted from private and link-local addresses only, not from {caller}.",
+                hint="Start the node with --api-key-file, or with --open-api to let anybody use it.",
+            )
         if self._names is not None:
             check_host(request, self._names)
 
@@ -45,19 +49,11 @@ class Callers:
         known = key or _address_or_network(*connection_ends(request))
         return blake2b(known.encode("utf-8", "surrogateescape"), key=self._salt, digest_size=8).hexdigest()
 
-    def _check_address(self, caller: str, own: str) -> None:
-        if not is_local_address(caller) and not are_in_one_network(caller, own):
-            raise NotAdmitted(
-                f"Without API keys, requests are accepted from private and link-local addresses only, not from {caller}.",
-                hint="Start the node with --api-key-file, or with --open-api to let anybody use it.",
-            )
-
 
 def check_host(request: web.BaseRequest, names: Collection[str]) -> None:
     """Reject foreign host names, to prevent DNS rebinding: if a page's own host name resolves to this node, its browser
-    treats the answer as the page's own.
+    treats the answer as the page's own. A client that sends no `Host` is not a browser.
 
-    Such a name is in the public DNS, or else was set up on this network. A client that sends no `Host` is not a browser.
     `names`: of this node, in lower case. Raises HostNotAllowed.
     """
     authority = request.headers.get(hdrs.HOST, "")

@@ -41,10 +41,7 @@ class Connection(Protocol):
 
 
 class Connections:
-    """The open connections.
-
-    If there are too many, the one that has been silent longest is closed, unless it is being answered.
-    """
+    """The open connections. If there are too many, the one that has been silent longest is closed, unless it is being answered."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -67,22 +67,11 @@ class Cors:
         self._any = keyed or "*" in self._named
         self._logged: set[str] = set()
 
-    def check(self, request: web.BaseRequest) -> None:
-        """Raises OriginNotAllowed.
+    def check_named(self, request: web.BaseRequest, what: str = "change the cluster") -> None:
+        """Check a request for `what` not every page may do.
 
-        Any method is checked. Browsers send `Origin` with all but GET and HEAD, and with those whose answer the page could
-        read; other clients need not send it. CORS response headers alone would not do: they keep a page from reading the answer, but do not
-        keep a browser from sending simple requests.
+        Raises OriginNotAllowed for pages whose origin is not named, and HostNotAllowed.
         """
-        self._check(request, request.method)
-
-    def check_change(self, request: web.BaseRequest) -> None:
-        """Check a request that changes the cluster. Raises OriginNotAllowed for pages whose origin is not named, and
-        HostNotAllowed.
-        """
-        self._check_named(request, "change the cluster")
-
-    def _check_named(self, request: web.BaseRequest, what: str) -> None:
         if self._keyed:
             return
         check_host(request, self._names)  # a page under a name that was made to lead here reads without an origin
@@ -108,7 +97,7 @@ class Cors:
 
     def preflight(self, request: web.BaseRequest) -> web.Response:
         """Answer a preflight (OPTIONS), on any path. Raises OriginNotAllowed."""
-        self._check(request, request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD, hdrs.METH_GET))
+        self.check(request, request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD, hdrs.METH_GET))
         asked = (name.strip() for name in request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "").split(","))
         names = {name.lower(): name for name in (*asked, *ALLOWED) if HEADER_NAME.fullmatch(name)}
         return web.Response(
@@ -121,31 +110,35 @@ class Cors:
             },
         )
 
-    def _check(self, request: web.BaseRequest, method: str) -> None:
+    def check(self, request: web.BaseRequest, method: str) -> None:
+        """Raises OriginNotAllowed. `method`: the request's, or that which its preflight announces.
+
+        Any method is checked. Browsers send `Origin` with all but GET and HEAD, and with those whose answer the page could
+        read; other clients need not send it. CORS response headers alone would not do: they keep a page from reading the
+        answer, but do not keep a browser from sending simple requests.
+        """
         if request.path.startswith(CHANGES) and method not in READING:
-            self.check_change(request)
+            self.check_named(request)
         if request.path == LOG:
-            self._check_named(request, "read the log")
+            self.check_named(request, "read the log")
         origin = request.headers.get(hdrs.ORIGIN)
         if self._keyed or origin in self._named:
             return
         if origin is None:
             _check_site(request)
         elif not self._may_ask(origin) and not _is_own(request, origin):
-            self._log_once(origin)
+            if origin not in self._logged and len(self._logged) < MAX_LOGGED_ORIGINS:
+                self._logged.add(origin)  # a browser shows its user only that the request failed
+                log.warning("a page of %r was refused; start the node with --cors-origin to allow it", origin[:100])
             raise OriginNotAllowed(
                 f"Pages of {origin[:100]!r} may not use this API.",
                 hint="Start the node with --cors-origin and this origin to allow them.",
             )
 
     def _may_ask(self, origin: str) -> bool:
-        return self._any or origin in self._named or self._is_local(origin)
-
-    def _is_local(self, origin: str) -> bool:
-        """Whether the origin is local.
-
-        Browsers write `scheme://host` or `scheme://host:port`, web host names in lower case.
-        """
+        """Whether the origin is allowed. Browsers write `scheme://host` or `scheme://host:port`, host names in lower case."""
+        if self._any or origin in self._named:
+            return True
         scheme, mark, rest = origin.partition("://")
         if not mark or scheme not in WEB:
             return bool(mark) and scheme in APPS
@@ -154,12 +147,6 @@ class Cors:
             return False
         # Browsers take 0.0.0.0 for this machine.
         return host in self._names or host == "0.0.0.0" or is_local_address(host) or is_local_name(host)
-
-    def _log_once(self, origin: str) -> None:
-        """Log a refused origin: a browser shows its user only that the request failed."""
-        if origin not in self._logged and len(self._logged) < MAX_LOGGED_ORIGINS:
-            self._logged.add(origin)
-            log.warning("a page of %r was refused; start the node with --cors-origin to allow it", origin[:100])
 
 
 def _check_site(request: web.BaseRequest) -> None:

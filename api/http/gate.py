@@ -11,10 +11,7 @@ from api.http.in_flight import RequestsInFlight
 
 
 def gate(callers: Callers, cors: Cors, keys: ApiKeys, in_flight: RequestsInFlight, bodies: Bodies) -> Middleware:
-    """Middleware with all checks.
-
-    It raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417.
-    """
+    """All checks. Raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, aiohttp's 413 and 417."""
 
     @web.middleware
     async def pass_gate(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -23,7 +20,7 @@ def gate(callers: Callers, cors: Cors, keys: ApiKeys, in_flight: RequestsInFligh
             return cors.preflight(request)
         key = keys.check(request)
         request[CLIENT] = callers.client(request, key)
-        cors.check(request)
+        cors.check(request, request.method)
         if request.method in READING:  # reads are served while the node is stopping, too
             return await handler(request)
         with in_flight.request(), bodies.account(request):

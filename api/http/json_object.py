@@ -6,9 +6,8 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Never
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Never
 
 from api.http.limits import (
     CONTAINER_BYTES,
@@ -21,14 +20,15 @@ from api.http.limits import (
 )
 from node.core.errors import BadRequest
 
+Json = dict[str, Any]
+
 PIECE = 2**18
 """Bytes that are searched in one call, which holds the GIL."""
 HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 LONE = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """Upper bounds on the parts of a JSON text of `size` bytes, whether it is valid or not."""
 
     size: int
@@ -42,7 +42,8 @@ class Counts:
 
         Characters inside of strings are counted as well; if that exceeds a limit, the count is repeated without them.
         """
-        rough = cls(len(data), _values(data), data.count(b'"') // 2, _containers(data))
+        containers = data.count(b"[") + data.count(b"{")
+        rough = cls(len(data), data.count(b",") + containers + 1, data.count(b'"') // 2, containers)
         return rough if not rough.excess else cls._exact(data)
 
     @classmethod
@@ -52,8 +53,9 @@ class Counts:
         for piece in _pieces(data):
             parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
             outside = b"".join(parts[in_text::2])
+            containers = outside.count(b"[") + outside.count(b"{")
             begun = (len(parts) - in_text) // 2
-            counts = cls._sum([counts, cls(0, _values(outside) - 1, begun, _containers(outside))])
+            counts = cls._sum([counts, cls(0, outside.count(b",") + containers, begun, containers)])
             if counts.excess:
                 break
             in_text ^= len(parts) % 2 == 0
@@ -62,19 +64,12 @@ class Counts:
     @classmethod
     def of_all(cls, texts: Sequence[bytes]) -> "Counts":
         """Counts of several JSON texts together."""
-        counts = [cls.of(text) for text in texts]
-        if cls._sum(counts).excess:
-            counts = [cls._exact(text) for text in texts]
-        return cls._sum(counts)
+        total = cls._sum(map(cls.of, texts))
+        return cls._sum(map(cls._exact, texts)) if total.excess else total
 
     @classmethod
-    def _sum(cls, counts: Sequence["Counts"]) -> "Counts":
-        return cls(
-            sum(each.size for each in counts),
-            sum(each.values for each in counts),
-            sum(each.texts for each in counts),
-            sum(each.containers for each in counts),
-        )
+    def _sum(cls, counts: Iterable["Counts"]) -> "Counts":
+        return cls(*map(sum, zip((0, 0, 0, 0), *counts, strict=True)))
 
     @property
     def excess(self) -> str:
@@ -96,10 +91,7 @@ class Counts:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Split the data into pieces. They are short, since searching one holds the GIL.
-
-    No piece ends between a backslash and the character that it escapes.
-    """
+    """Short pieces, as searching one holds the GIL. None ends between a backslash and the character that it escapes."""
     start = 0
     while start < len(data):
         piece = data[start : start + PIECE]
@@ -109,15 +101,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
         start += len(piece)
 
 
-def _values(data: bytes) -> int:
-    return data.count(b",") + _containers(data) + 1
-
-
-def _containers(data: bytes) -> int:
-    return data.count(b"[") + data.count(b"{")
-
-
-def parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes) -> Json:
     """Parse a JSON object. Raises BadRequest, which says what is wrong."""
     if not data.strip():
         raise BadRequest("The body is empty.", hint="Send a JSON object.")
@@ -145,7 +129,7 @@ def parse_json(data: bytes) -> Any:
     return value
 
 
-def generated_object(text: str) -> dict[str, Any] | None:
+def generated_object(text: str) -> Json | None:
     """Parse an object that a model wrote, such as the arguments of a call; None if it is none or is nested too deeply.
 
     Numbers that JSON lacks (NaN, 1e999) become null, as in JavaScript, and half characters U+FFFD. The answer's tokens
@@ -177,7 +161,7 @@ def _refuse_constant(name: str) -> Never:
 
 def _finite(digits: str) -> float:
     number = float(digits)
-    if number in (float("inf"), float("-inf")):
+    if math.isinf(number):
         raise ValueError(f"the number {digits[:20]} is too large")
     return number
 
@@ -214,7 +198,7 @@ def _levels(value: Any) -> Iterator[list[Any]]:
         level = [item for container in level for item in _items(container) if isinstance(item, dict | list)]
 
 
-def _items(container: dict[str, Any] | list[Any]) -> Any:
+def _items(container: Json | list[Any]) -> Any:
     return container.values() if isinstance(container, dict) else container
 
 

@@ -34,12 +34,7 @@ class ApiServer:
     """HTTP server that binds when it is created: the port is known, or refused if taken, before anything else."""
 
     def __init__(
-        self,
-        hosts: Sequence[str],
-        port: int,
-        limits: ConnectionLimits | None = None,
-        *,
-        ollama_port: int | None = None,
+        self, hosts: Sequence[str], port: int, limits: ConnectionLimits | None = None, *, ollama_port: int | None = None
     ) -> None:
         """Raises PortTaken. Port 0: the system chooses the port, which is the same for all hosts.
 
@@ -48,21 +43,31 @@ class ApiServer:
         self._limits = limits or ConnectionLimits()
         self._sockets: list[socket.socket] = []
         self.port = self._bind(hosts, port, "API port", TAKEN_HINT)
-        self.ollama_port: int | None = None
+        self.ollama_port = ollama_port
         if ollama_port is not None:
             self.ollama_port = self._bind(hosts, ollama_port, "Ollama port", OLLAMA_TAKEN_HINT)
         self._runner: web.AppRunner | None = None
         self._listening: list[asyncio.Server] = []
 
     def _bind(self, hosts: Sequence[str], port: int, name: str, hint: str) -> int:
-        try:
-            for host in hosts:
-                self._sockets.append(_bound(host, port, name, hint))
-                port = self._sockets[-1].getsockname()[1]
-        except PortTaken:
-            for each in self._sockets:
-                each.close()
-            raise
+        """Bind a port on each host. `name`: of the port, and `hint`: what to do if it is taken. Raises PortTaken."""
+        for host in hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            bound = socket.socket(family, socket.SOCK_STREAM)
+            self._sockets.append(bound)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if host == "::":
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            try:
+                if port and is_served(host, port):
+                    raise OSError(errno.EADDRINUSE, "another program listens there")
+                bound.bind((host, port))
+            except OSError as error:
+                for each in self._sockets:
+                    each.close()
+                why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+                raise PortTaken(f"{name} {port} of {host} {why}.", hint=hint) from error
+            port = bound.getsockname()[1]
         return port
 
     async def start(self, app: web.Application) -> None:
@@ -114,7 +119,7 @@ class _Protocol(web.RequestHandler):
         self._limits = limits
         self._stall_timer: asyncio.Handle | None = None
         self._header_timer: asyncio.TimerHandle | None = None
-        """Timer that closes the connection if the headers of its request stay incomplete."""
+        """Closes the connection if the headers of its request stay incomplete."""
         self._unread = 0
         """Bytes of incomplete headers."""
         self._method = b""
@@ -162,7 +167,8 @@ class _Protocol(web.RequestHandler):
         waits = self._waits_for_request
         self._unread = self._unread + len(data) if waits else 0
         if not waits:
-            self._stop_header_timer()
+            self._stop_timers(self._header_timer)
+            self._header_timer = None
             if self._current_request is not None:
                 self._close_if_too_much_waits()
         elif self._unread > MAX_HEADERS and self.transport:
@@ -192,17 +198,15 @@ class _Protocol(web.RequestHandler):
         return response
 
     def _close_if_too_much_waits(self) -> None:
-        """Close the connection before what waits behind the current request makes reading pause: without reading, it
-        would not be seen that the client has gone, and its answer would be computed for nobody.
-        """
+        """Before what waits behind the current request makes reading pause: the end of a client would not be seen then."""
         waiting = sum(payload.total_bytes for _, payload in self._messages) + len(self._message_tail)
         if len(self._messages) > MAX_WAITING or waiting > MAX_WAITING_BODIES:
             self.force_close()
 
-    def _stop_header_timer(self) -> None:
-        if self._header_timer:
-            self._header_timer.cancel()
-            self._header_timer = None
+    @staticmethod
+    def _stop_timers(*timers: asyncio.Handle | None) -> None:
+        for timer in filter(None, timers):
+            timer.cancel()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -210,39 +214,26 @@ class _Protocol(web.RequestHandler):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_stall_timer()
+        self._stop_timers(self._stall_timer)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._connections.remove(self)
-        self._stop_stall_timer()
-        self._stop_header_timer()
-
-    def _stop_stall_timer(self) -> None:
-        if self._stall_timer:
-            self._stall_timer.cancel()
+        self._stop_timers(self._stall_timer, self._header_timer)
 
     def _abort_if_stalled(self, before: float) -> None:
-        """Abort the connection if the client has read nothing since the last look.
-
-        While writing is paused the buffer only shrinks, so it is smaller than `before` if anything was read.
-        """
+        """Abort the connection if nothing was read since the last look: while writing is paused, the buffer only shrinks."""
         if self.transport is None:
             return
         left = self.transport.get_write_buffer_size()
         if left < before:
-            self._stall_timer = asyncio.get_running_loop().call_later(
-                self._limits.stall_s, self._abort_if_stalled, left
-            )
+            loop = asyncio.get_running_loop()
+            self._stall_timer = loop.call_later(self._limits.stall_s, self._abort_if_stalled, left)
         else:
             self.transport.abort()
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)  # it logs, and raises if an answer has begun
         said = f"The HTTP request is invalid: {(message or 'it cannot be parsed').splitlines()[0].rstrip(':')}."
@@ -259,23 +250,3 @@ class _HttpLog(logging.LoggerAdapter[logging.Logger]):
         if isinstance(kwargs.get("exc_info"), HttpProcessingError):
             level, kwargs["exc_info"] = logging.DEBUG, None
         super().log(level, msg, *args, **kwargs)
-
-
-def _bound(host: str, port: int, name: str, hint: str) -> socket.socket:
-    """A socket at this address. `name`: of the port, and `hint`: what to do if it is taken. Raises PortTaken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family == socket.AF_INET6 and host == "::":
-        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    try:
-        if port and is_served(host, port):
-            raise OSError(errno.EADDRINUSE, "another program listens there")
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        taken = error.errno == errno.EADDRINUSE
-        raise PortTaken(
-            f"{name} {port} of {host} {'is taken' if taken else f'cannot be used: {error.strerror}'}.", hint=hint
-        ) from error
-    return bound

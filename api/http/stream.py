@@ -5,11 +5,11 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiohttp import web
 
-Json = dict[str, Any]
+from api.http.json_object import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,31 +21,24 @@ class StreamTiming:
 
 
 class StreamFormat(Protocol):
-    """How the events of a stream are written."""
+    """How the events of a stream are written; an error is the last one of a stream that fails."""
 
     content_type: str
 
-    def event(self, data: Json, name: str) -> bytes: ...
-
-    def failure(self, error: Json) -> bytes:
-        """The last event of a stream that fails. `error`: an error object of the surface."""
+    def event(self, data: Json) -> bytes: ...
 
     def waiting(self, awaited: str) -> bytes:
         """What is sent when there is no event for a while. `awaited`: what the stream waits for; may be empty."""
 
 
 class Sse:
-    """Server-sent events, exactly as OpenAI writes them."""
+    """Server-sent events, exactly as OpenAI writes them: an event that has a type is named by it."""
 
     content_type = "text/event-stream"
 
-    def event(self, data: Json, name: str) -> bytes:
-        """The events of chat and completions have no name."""
-        line = f"event: {name}\n".encode() if name else b""
+    def event(self, data: Json) -> bytes:
+        line = f"event: {data['type']}\n".encode() if "type" in data else b""
         return line + b"data: " + to_json(data) + b"\n\n"
-
-    def failure(self, error: Json) -> bytes:
-        return self.event(error, "")
 
     def waiting(self, awaited: str) -> bytes:
         line = "".join(char if char.isprintable() else "?" for char in awaited)
@@ -67,13 +60,13 @@ class EventStream:
         self,
         request: web.Request,
         timing: StreamTiming,
+        form: StreamFormat,
         awaited: Callable[[], str] = lambda: "",
-        form: StreamFormat | None = None,
     ) -> None:
-        """`awaited`: what the stream waits for, for people; it may be empty. `form`: None for OpenAI's."""
+        """`awaited`: what the stream waits for, for people; it may be empty."""
         self._request = request
         self._awaited = awaited
-        self._form = form or Sse()
+        self._form = form
         self._timing = timing
         self._lock = asyncio.Lock()
         self._written_at = asyncio.get_running_loop().time()
@@ -85,11 +78,8 @@ class EventStream:
             }
         )
 
-    async def send(self, data: Json, name: str = "") -> None:
-        await self._write(self._form.event(data, name))
-
-    async def fail(self, error: Json) -> None:
-        await self._write(self._form.failure(error))
+    async def send(self, event: Json) -> None:
+        await self._write(self._form.event(event))
 
     async def done(self) -> None:
         """End the stream as OpenAI does."""

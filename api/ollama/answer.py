@@ -1,18 +1,45 @@
-"""Writes an answer as Ollama does: the lines of /api/chat and /api/generate, and the plain object."""
+"""Writes answers and errors as Ollama does: the lines of /api/chat and /api/generate, and the plain object."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
 
-from api.chat.answer import Delta, Ending, TokenText
+from api.chat.answer import Delta, TokenText
+from api.chat.generation import Choice
 from api.chat.logprobs import chat_logprobs
 from api.chat.reader import CallDelta
-from api.http.json_object import generated_object
-from api.ollama.lines import timestamp
+from api.http.errors import shorten
+from api.http.json_object import Json, generated_object
+from api.http.stream import to_json
 from node.text.tokenizer import Tokenizer
 
-Json = dict[str, Any]
+
+def error_object(_status: int, message: str, **_: str | None) -> Json:
+    """Error object for JSON. The message names what is wrong; Ollama has no field for the code and the parameter."""
+    return {"error": shorten(message)}
+
+
+@dataclass(slots=True)
+class Lines:
+    """The format of a stream (see `StreamFormat`) of JSON objects, one a line."""
+
+    quiet: Callable[[], Json]
+    """The object of a line that tells nothing, for a stream that waits."""
+    content_type: str = "application/x-ndjson"
+
+    def event(self, data: Json) -> bytes:
+        return to_json(data) + b"\n"
+
+    def waiting(self, _awaited: str) -> bytes:
+        return self.event(self.quiet())
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """A time as Ollama writes it, RFC 3339 in UTC. `seconds`: since 1970; None: now."""
+    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 @dataclass(slots=True)
@@ -32,61 +59,55 @@ class Part:
         self.tokens += more.tokens
 
 
-class Calls:
-    """Joins the increments of tool calls: Ollama tells each call as a whole."""
-
-    def __init__(self) -> None:
-        self._begun: list[CallDelta] = []
-        """The increments of the unfinished call."""
-
-    def take(self, delta: Delta) -> Part:
-        """The increment of the answer with the calls that it completes.
-
-        A call that is cut off, or whose arguments can't be read, becomes text.
-        """
-        part = Part(delta.text, delta.reasoning, tokens=list(delta.tokens))
-        for call in delta.calls:
-            self._begun.append(call)
-            if call.ended:
-                self._end(part)
-        if delta.finish and self._begun:
-            self._end(part)
-        return part
-
-    def _end(self, part: Part) -> None:
-        """Add the unfinished call to the part. Its arguments are parsed only once: they may be as long as the context."""
-        (call, *_), increments = self._begun, self._begun
-        written, self._begun = "".join(each.arguments for each in increments), []
-        ended = increments[-1].ended
-        if ended and (arguments := generated_object(written)) is not None:
-            part.calls.append(_call(call, arguments))
-        else:
-            part.text += f'{{"name": {json.dumps(call.name)}, "arguments": {written}{"}" if ended else ""}'
-
-
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """Writes the objects of one answer."""
+@dataclass(slots=True)
+class OllamaOutput:
+    """The output of one request (see `Output`), and the times that its last object tells."""
 
     model: str
     """As requested."""
     chat: bool
     """For /api/chat; else for /api/generate."""
+    stream: bool
+    begun: int
+    """Nanoseconds of the monotonic clock when the request came, and below when its model and prompt were ready."""
+    opened: int = 0
+    choice: Choice | None = None
+    """Its counts of tokens are told at the end; None until the model is ready."""
+    tokenizer: Tokenizer | None = None
+    top_logprobs: int | None = None
+    _call: list[CallDelta] = field(default_factory=list)
+    """The increments of the unfinished call: Ollama tells each call as a whole."""
+    _whole: Part = field(default_factory=Part)
+    """The answer so far, unless it is streamed."""
+    _reason: str = "stop"
 
-    def line(self, part: Part, tokenizer: Tokenizer | None = None, top_logprobs: int | None = None) -> Json:
-        """An increment of the answer. `tokenizer`: needed only with `top_logprobs`."""
-        line = self._head(part) | {"done": False}
-        if tokenizer is not None and top_logprobs is not None and part.tokens:
-            line["logprobs"] = _logprobs(tokenizer, part.tokens, top_logprobs)
+    def grow(self, _: int, delta: Delta) -> Iterator[Json]:
+        part = self._take(delta)
+        if delta.finish == "length":
+            self._reason = "length"
+        if not self.stream:
+            self._whole.add(part)
+            return
+        if part != Part():
+            yield self.line(part)
+        if delta.finish:
+            yield {**self._head(Part()), **self._end()}
+
+    def whole(self) -> Json:
+        return {**self.line(self._whole), **self._end()}
+
+    def line(self, part: Part) -> Json:
+        """An increment of the answer; one without text keeps a stream alive."""
+        line = {**self._head(part), "done": False}
+        if self.tokenizer is not None and self.top_logprobs is not None and part.tokens:
+            content: list[Json] = chat_logprobs(self.tokenizer, part.tokens, self.top_logprobs)["content"]
+            dropped = () if self.top_logprobs else ("top_logprobs",)
+            line["logprobs"] = [{name: entry[name] for name in entry if name not in dropped} for entry in content]
         return line
 
-    def quiet(self) -> Json:
-        """A line without text, which keeps a stream alive."""
-        return self.line(Part())
-
-    def last(self, reason: str, counts: Json) -> Json:
-        """The end of an answer. `counts`: numbers of tokens and nanoseconds; may be empty."""
-        return self._head(Part()) | {"done": True, "done_reason": reason, **counts}
+    def ended(self, reason: str) -> Json:
+        """The answer to a request without a prompt."""
+        return {**self._head(Part()), "done": True, "done_reason": reason}
 
     def _head(self, part: Part) -> Json:
         said: Json = {"role": "assistant", "content": part.text} if self.chat else {"response": part.text}
@@ -96,15 +117,41 @@ class Writer:
             said["tool_calls"] = part.calls
         return {"model": self.model, "created_at": timestamp(), **({"message": said} if self.chat else said)}
 
+    def _end(self) -> Json:
+        """Why the answer ended, its numbers of tokens, and the durations in nanoseconds."""
+        assert self.choice
+        now, first = time.monotonic_ns(), round(self.choice.first_at * 1e9) or self.opened
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": now - self.begun,
+            "load_duration": self.opened - self.begun,
+            "prompt_eval_count": len(self.choice.request.prompt),
+            "prompt_eval_duration": first - self.opened,
+            "eval_count": self.choice.answer.completion_tokens,
+            "eval_duration": now - first,
+        }
 
-def reason(finish: Ending | None) -> str:
-    return "length" if finish == "length" else "stop"
+    def _take(self, delta: Delta) -> Part:
+        """The increment of the answer with the calls that it completes.
 
+        A call that is cut off, or whose arguments can't be read, becomes text.
+        """
+        part = Part(delta.text, delta.reasoning, tokens=list(delta.tokens))
+        for call in delta.calls:
+            self._call.append(call)
+            if call.ended:
+                self._end_call(part)
+        if delta.finish and self._call:
+            self._end_call(part)
+        return part
 
-def _call(call: CallDelta, arguments: Json) -> Json:
-    return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}
-
-
-def _logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -> list[Json]:
-    content: list[Json] = chat_logprobs(tokenizer, tokens, top)["content"]
-    return [{name: value for name, value in entry.items() if name != "top_logprobs" or top} for entry in content]
+    def _end_call(self, part: Part) -> None:
+        """Add the unfinished call to the part. Its arguments are parsed only once: they may be as long as the context."""
+        call, ended = self._call[0], self._call[-1].ended
+        written, self._call = "".join(each.arguments for each in self._call), []
+        if ended and (arguments := generated_object(written)) is not None:
+            function = {"index": call.index, "name": call.name, "arguments": arguments}
+            part.calls.append({"id": call.id, "function": function})
+        else:
+            part.text += f'{{"name": {json.dumps(call.name)}, "arguments": {written}{"}" if ended else ""}'

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
 from aiohttp import web
 
@@ -13,13 +12,11 @@ from api.http.callers import CLIENT
 from api.http.errors import Unsupported
 from api.http.in_flight import IN_FLIGHT
 from api.http.stream import EventStream
-from api.ollama.lines import Lines
+from api.ollama.answer import Lines
 from api.ollama.models import digest, named
 from api.ollama.schema import ModelRequest
 from node.core.errors import ShuttingDown
 from node.gateway.disk import Pulled
-
-Json = dict[str, Any]
 
 BEGIN, END = {"status": "pulling manifest"}, {"status": "success"}
 REFUSED = {
@@ -40,7 +37,7 @@ async def pull(env: Env, request: web.Request) -> web.StreamResponse:
             async for _ in progress:
                 pass
             return web.json_response(END)
-        events = request[STREAM] = EventStream(request, env.timing, form=Lines(lambda: BEGIN))
+        events = request[STREAM] = EventStream(request, env.timing, Lines(lambda: BEGIN))
         about = {"status": f"pulling {model}", "digest": f"sha256:{digest(model)}"}
         async with events.kept_alive():
             async for each in progress:

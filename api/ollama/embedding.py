@@ -1,5 +1,6 @@
 """POST /api/embed and its predecessor, /api/embeddings."""
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -10,24 +11,30 @@ from api.chat.env import Env
 from api.chat.schema import parse
 from api.http.callers import CLIENT
 from api.http.errors import Unsupported
-from api.ollama.durations import Durations
 from api.ollama.schema import EmbedBody, EmbeddingsBody
 from node.text.sandboxed_encoder import OpenModel
 
 
 async def create(env: Env, request: web.Request) -> web.Response:
-    durations = Durations()
+    begun = time.monotonic_ns()
     body = await env.bodies.read(request, partial(parse, EmbedBody))
     if body.dimensions:
         raise Unsupported(
             "'dimensions' is not supported: an embedding is as wide as the model's hidden states.", param="dimensions"
         )
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
-    durations.opened()
+    opened = time.monotonic_ns()
     texts = [await _tokens(model, text, truncate=body.truncate) for text in body.input]
     embeddings = await embed(env, model, texts, request[CLIENT])
-    answer = {"model": body.model, "embeddings": [list(each) for each in embeddings], **durations.of_embedding()}
-    return web.json_response(answer | {"prompt_eval_count": sum(map(len, texts))})
+    return web.json_response(
+        {
+            "model": body.model,
+            "embeddings": [list(each) for each in embeddings],
+            "total_duration": time.monotonic_ns() - begun,
+            "load_duration": opened - begun,
+            "prompt_eval_count": sum(map(len, texts)),
+        }
+    )
 
 
 async def create_older(env: Env, request: web.Request) -> web.Response:

@@ -8,9 +8,8 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from api.chat.message import Name, StrictModel
+from api.http.json_object import Json
 from api.http.limits import MAX_CALLS
-
-Json = dict[str, Any]
 
 
 def _no_images(value: Any) -> None:

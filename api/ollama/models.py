@@ -9,12 +9,11 @@ from aiohttp import web
 
 from api.chat.env import Env
 from api.chat.schema import parse
-from api.ollama.lines import timestamp
+from api.http.json_object import Json
+from api.ollama.answer import timestamp
 from api.ollama.schema import DEFAULTS, NAMES, ModelRequest
 from node.core.errors import BadRequest
 from node.core.models import ModelDescription, ModelEntry
-
-Json = dict[str, Any]
 
 VERSION = "0.14.2"
 """The release of Ollama whose API this is. Clients compare it with the release that they need; Pippin's own version would

@@ -8,11 +8,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from api.chat.schema import MAX_INT, stop_list
+from api.http.json_object import Json
 from api.http.limits import MAX_INPUTS, MAX_MESSAGES, MAX_STOP_SEQUENCES, MAX_TOOLS
 from api.ollama.messages import NoImages, OllamaMessage
 from node.core.limits import MAX_NAME_CHARS
-
-Json = dict[str, Any]
 
 DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Sampling where neither the request nor the model says it: Ollama's. It has a `repeat_penalty` as well, but over 64 tokens only."""

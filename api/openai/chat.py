@@ -1,9 +1,9 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from aiohttp import web
 
@@ -15,21 +15,18 @@ from api.chat.prompt import prepare
 from api.chat.reader import CallDelta
 from api.chat.request import ChatRequest
 from api.chat.schema import parse
+from api.http.json_object import Json
 from api.openai.reply import Collected, Reply
-from node.text.tokenizer import Tokenizer
 
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body = await env.bodies.read(request, partial(parse, ChatRequest))
     prepared, choices = await prepare(env, request, body, new_id("chatcmpl"))
-    shape = ChatShape(prepared.model.tokenizer, body.wanted_logprobs, legacy=body.tool_use.legacy)
-    return await Reply(prepared, choices, shape).send(request, env)
+    return await ChatReply(prepared, choices, body.wanted_logprobs, legacy=body.tool_use.legacy).send(request, env)
 
 
 @dataclass(slots=True)
-class ChatShape:
-    tokenizer: Tokenizer
-    top_logprobs: int | None
+class ChatReply(Reply):
     legacy: bool = False
     """Write tool calls in OpenAI's older format, `function_call`."""
     object: ClassVar[str] = "chat.completion"
@@ -37,24 +34,28 @@ class ChatShape:
     _begun: set[int] = field(default_factory=set)
     """Choices whose `role` has been sent; it is sent once for each."""
 
-    def chunks(self, index: int, delta: Delta) -> Sequence[dict[str, Any]]:
-        chunks: list[dict[str, Any]] = []
+    def chunks(self, index: int, delta: Delta) -> Sequence[Json]:
+        deltas: list[Json] = []
         if index not in self._begun:
             self._begun.add(index)
-            chunks.append(_chunk(index, {"role": "assistant", "content": ""}))
+            deltas.append({"delta": {"role": "assistant", "content": ""}})
         if delta.reasoning:
-            chunks.append(_chunk(index, {"reasoning_content": delta.reasoning}))
+            deltas.append({"delta": {"reasoning_content": delta.reasoning}})
         if delta.text or delta.tokens:
-            chunks.append(_chunk(index, {"content": delta.text}) | {"logprobs": self._logprobs(delta)})
+            deltas.append({"delta": {"content": delta.text}, "logprobs": self._logprobs(delta)})
         for call in delta.calls:
-            chunks += [_chunk(index, part) for part in self._call_deltas(call)]
+            # The first delta of a call has its name; pieces of the arguments follow.
+            if call.id:
+                deltas.append(self._call(call, {"name": call.name, "arguments": ""}, id=call.id, type="function"))
+            if call.arguments:
+                deltas.append(self._call(call, {"arguments": call.arguments}))
         if delta.finish:
-            chunks.append(_chunk(index, {}) | {"finish_reason": self._reason(delta)})
-        return chunks
+            deltas.append({"delta": {}, "finish_reason": self._reason(delta)})
+        return [{"index": index, "delta": {}, "logprobs": None, "finish_reason": None, **each} for each in deltas]
 
-    def whole(self, index: int, collected: Collected) -> dict[str, Any]:
+    def choice(self, index: int, collected: Collected) -> Json:
         content = None if collected.calls and not collected.text else collected.text
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
         if collected.reasoning:
             message["reasoning_content"] = collected.reasoning
         calls = [
@@ -70,26 +71,15 @@ class ChatShape:
             "finish_reason": self._reason(collected),
         }
 
-    def _call_deltas(self, call: CallDelta) -> Iterator[dict[str, Any]]:
-        """The first delta of a call has its name; pieces of the arguments follow."""
-        pieces = [{"name": call.name, "arguments": ""}] if call.id else []
-        pieces += [{"arguments": call.arguments}] if call.arguments else []
-        for piece in pieces:
-            about = {"id": call.id, "type": "function"} if "name" in piece else {}
-            yield (
-                {"function_call": piece}
-                if self.legacy
-                else {"tool_calls": [{"index": call.index, **about, "function": piece}]}
-            )
+    def _call(self, call: CallDelta, function: Json, **about: str) -> Json:
+        if self.legacy:
+            return {"delta": {"function_call": function}}
+        return {"delta": {"tool_calls": [{"index": call.index, **about, "function": function}]}}
 
     def _reason(self, part: Delta | Collected) -> str | None:
         return "function_call" if self.legacy and part.finish == "tool_calls" else part.finish
 
-    def _logprobs(self, part: Delta | Collected) -> dict[str, Any] | None:
+    def _logprobs(self, part: Delta | Collected) -> Json | None:
         if self.top_logprobs is None:
             return None
-        return chat_logprobs(self.tokenizer, part.tokens, self.top_logprobs)
-
-
-def _chunk(index: int, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return chat_logprobs(self.prepared.model.tokenizer, part.tokens, self.top_logprobs)

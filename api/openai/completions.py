@@ -2,42 +2,30 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from aiohttp import web
 
 from api.chat.answer import Delta
 from api.chat.echo import Echo, prompt_pieces
 from api.chat.env import Env, open_model
-from api.chat.generation import Choice, Prepared, new_id, read_prediction
+from api.chat.generation import Choice, Prepared, new_id
 from api.chat.logprobs import legacy_logprobs
 from api.chat.prompt import encode_text
 from api.chat.schema import CompletionRequest, parse
-from api.http.callers import CLIENT
+from api.http.json_object import Json
 from api.http.limits import MAX_ANSWERS
 from api.openai.reply import Collected, Reply
 from node.core.errors import BadRequest
 from node.core.evaluation import EvaluateRequest
 from node.text.sandboxed_encoder import OpenModel
-from node.text.tokenizer import Tokenizer
 
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body = await env.bodies.read(request, partial(parse, CompletionRequest))
     model = await open_model(env, request, body)
-    prepared = Prepared(
-        id=new_id("cmpl"),
-        client=request[CLIENT],
-        model=model,
-        body=body,
-        sampling=body.sampling(body.wanted_logprobs, model.sampling),
-        max_tokens=body.max_tokens,
-        param="prompt",
-        prediction=await read_prediction(model, body, body.max_tokens),
-        control_logprobs=True,
-    )
+    prepared = await Prepared.of(request, model, body, new_id("cmpl"))
     if len(body.prompt) * body.copies > MAX_ANSWERS:
         raise BadRequest(
             f"{len(body.prompt)} prompts with {body.copies} answers each are more than {MAX_ANSWERS}.", param="prompt"
@@ -56,8 +44,8 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
         echoed += body.copies * len(echo.text) if echo else 0
         if echoed > env.bodies.limit:
             raise BadRequest(f"The answers would echo more than {env.bodies.limit:,} characters.", param="echo")
-        choices += prepared.choices(tokens, first=len(choices), echo=echo)
-    return await Reply(prepared, choices, CompletionShape(model.tokenizer, body.logprobs)).send(request, env)
+        choices += prepared.choices(tokens, first=len(choices), echo=echo, control_logprobs=True)
+    return await CompletionReply(prepared, choices, body.logprobs).send(request, env)
 
 
 async def _echo(
@@ -69,20 +57,14 @@ async def _echo(
     return Echo(await model.encoder.work(prompt_pieces, model.tokenizer, tokens, text), text, wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionShape:
-    tokenizer: Tokenizer
-    top_logprobs: int | None
+class CompletionReply(Reply):
     object: ClassVar[str] = "text_completion"
     chunk_object: ClassVar[str] = "text_completion"
 
-    def chunks(self, index: int, delta: Delta) -> Sequence[dict[str, Any]]:
-        return [self._choice(index, delta)]
+    def chunks(self, index: int, delta: Delta) -> Sequence[Json]:
+        return [self.choice(index, delta)]
 
-    def whole(self, index: int, collected: Collected) -> dict[str, Any]:
-        return self._choice(index, collected)
-
-    def _choice(self, index: int, part: Delta | Collected) -> dict[str, Any]:
+    def choice(self, index: int, part: Delta | Collected) -> Json:
         wanted = self.top_logprobs
-        logprobs = None if wanted is None else legacy_logprobs(self.tokenizer, part.tokens, wanted)
+        logprobs = None if wanted is None else legacy_logprobs(self.prepared.model.tokenizer, part.tokens, wanted)
         return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": part.finish}

@@ -1,18 +1,19 @@
-"""Sends the choices of a request as a plain or streamed response, in the format of the endpoint."""
+"""The answers of chat and completions, plain or as a stream of chunks."""
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 from aiohttp import web
 
 from api.chat.answer import Delta, Ending, TokenText
 from api.chat.env import STREAM, Env
-from api.chat.generation import Choice, Prepared, best, run_all, usage
+from api.chat.generation import Choice, Prepared, best, respond, usage
 from api.chat.reader import CallDelta
+from api.http.json_object import Json
 
 
 @dataclass(slots=True)
@@ -36,68 +37,59 @@ class Collected:
         self.finish = delta.finish
 
 
-class Shape(Protocol):
-    """The JSON format of an endpoint's choices."""
-
-    object: ClassVar[str]
-    chunk_object: ClassVar[str]
-
-    def chunks(self, index: int, delta: Delta) -> Sequence[dict[str, Any]]:
-        """`choices` entries for an increment of a choice, one per chunk."""
-
-    def whole(self, index: int, collected: Collected) -> dict[str, Any]:
-        """`choices` entry of a plain response."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
-    """The response to one request, while it is being made."""
+    """The output of one request (see `Output`), in the format of its endpoint."""
 
     prepared: Prepared
     choices: Sequence[Choice]
-    shape: Shape
-    created: int = field(default_factory=lambda: int(time.time()))
+    top_logprobs: int | None
+    object: ClassVar[str]
+    chunk_object: ClassVar[str]
+    _collected: dict[int, Collected] = field(default_factory=dict)
+    _head: Json = field(default_factory=dict)
+    """What all chunks, and the plain answer, begin with."""
+
+    def chunks(self, index: int, delta: Delta) -> Sequence[Json]:
+        """`choices` entries for an increment of a choice, one per chunk."""
+        raise NotImplementedError
+
+    def choice(self, index: int, collected: Collected) -> Json:
+        """`choices` entry of a plain answer."""
+        raise NotImplementedError
 
     async def send(self, request: web.Request, env: Env) -> web.StreamResponse:
-        if self.prepared.body.stream:
-            return await self._stream(request, env)
-        collected = [Collected() for _ in self.choices]
-
-        async def collect(index: int, delta: Delta) -> None:
-            collected[index].add(delta)
-
-        await run_all(env, self.choices, collect)
-        kept = best(self.choices, self.prepared.body)
-        choices = [self.shape.whole(index, collected[choice.index]) for index, choice in enumerate(kept)]
-        used = usage(self.choices, self.prepared.body.copies)
-        return web.json_response(self._object(self.shape.object, choices) | {"usage": used})
-
-    async def _stream(self, request: web.Request, env: Env) -> web.StreamResponse:
-        events = request[STREAM]
-        chunk = self._object(self.shape.chunk_object, [])
-        # OpenAI's chunks have `usage: null` if the last chunk will have the usage.
-        no_usage = {"usage": None} if self.prepared.body.include_usage else {}
-
-        async def emit(index: int, delta: Delta) -> None:
-            for choice in self.shape.chunks(index, delta):
-                await events.send(chunk | {"choices": [choice]} | no_usage)
-
-        async with events.kept_alive():
-            await run_all(env, self.choices, emit)
-            if self.prepared.body.include_usage:
-                await events.send(chunk | {"usage": usage(self.choices, self.prepared.body.copies)})
-            await events.done()
-        return events.response
-
-    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
+        is_stream, model = self.prepared.body.stream, self.prepared.model.id
+        self._head = {
             "id": self.prepared.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.prepared.model.id,
-            "system_fingerprint": fingerprint(self.prepared.model.id),
-            "choices": choices,
+            "object": self.chunk_object if is_stream else self.object,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint(model),
         }
+        response = await respond(env, request, self.choices, self)
+        if is_stream:
+            if self.prepared.body.include_usage:
+                used = usage(self.choices, self.prepared.body.copies)
+                await request[STREAM].send({**self._head, "choices": [], "usage": used})
+            await request[STREAM].done()
+        return response
+
+    def grow(self, index: int, delta: Delta) -> Iterator[Json]:
+        body = self.prepared.body
+        if not body.stream:
+            self._collected.setdefault(index, Collected()).add(delta)
+            return
+        for choice in self.chunks(index, delta):
+            chunk = {**self._head, "choices": [choice]}
+            # OpenAI's chunks have `usage: null` if the last chunk will have the usage.
+            yield {**chunk, "usage": None} if body.include_usage else chunk
+
+    def whole(self) -> Json:
+        body = self.prepared.body
+        kept = best(self.choices, body)
+        choices = [self.choice(index, self._collected[choice.index]) for index, choice in enumerate(kept)]
+        return {**self._head, "choices": choices, "usage": usage(self.choices, body.copies)}
 
 
 @cache

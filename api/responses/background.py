@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from api.chat.env import Env
+from api.chat.generation import run_all
 from api.http.in_flight import RequestsInFlight
 from api.http.limits import MAX_BACKGROUND, MAX_BACKGROUND_BYTES, MAX_BACKGROUND_S
 from api.responses.turn import Turn
@@ -91,7 +92,7 @@ class Background:
         try:
             async with asyncio.timeout(self._most_s) as limit:
                 await opening
-                await turn.run(self._env)
+                await run_all(self._env, turn.choices, turn)
         except Exception as error:
             if limit.expired():
                 turn.fail(PippinError(f"The response took longer than {self._most_s:,.0f} s."))

@@ -10,12 +10,11 @@ from pydantic_core import PydanticCustomError
 
 from api.chat.message import MEDIA, Name, StrictModel, media_refusal
 from api.http.errors import Unsupported
+from api.http.json_object import Json
 from api.http.limits import MAX_MESSAGES, MAX_PARTS
 from api.responses.tools import Place, flat_name
 from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS
-
-Json = dict[str, Any]
 
 
 class InputMessage(StrictModel):

@@ -11,11 +11,11 @@ from pydantic import Field, ValidationError
 from api.chat.message import StrictModel
 from api.http.body import Bodies
 from api.http.errors import NotFound, PreviousNotFound
-from api.http.json_object import parse_object
+from api.http.json_object import Json, parse_object
 from api.http.limits import SMALL_BODY
 from api.responses.background import Background
 from api.responses.items import read_item
-from api.responses.store import Json, Store, StoredResponse
+from api.responses.store import Store, StoredResponse
 from node.core.errors import BadRequest, Incompatible, NodeNotFound
 from node.core.response_ids import Ask
 from node.gateway.peers import Peers

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from api.http.json_object import Json
 from api.responses.items import item_id
 from api.responses.schema import ResponseRequest
 from node.core.generation import Sampling
-
-Json = dict[str, Any]
 
 
 @dataclass(slots=True)

@@ -3,23 +3,21 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from aiohttp import web
 
-from api.chat.answer import Delta
 from api.chat.env import STREAM, Env
-from api.chat.generation import run_all
-from api.chat.param_names import renamed_params
+from api.chat.generation import respond, send
 from api.chat.prompt import prepare
 from api.chat.request import ChatRequest
-from api.chat.schema import parse
+from api.chat.schema import parse, renamed_params
 from api.http.errors import Unsupported
 from api.http.json_object import approximate_bytes
 from api.http.limits import SMALL_BODY
+from api.http.stream import EventStream
 from api.responses.background import Background
 from api.responses.items import Item, messages_of
 from api.responses.keeper import Keeper
@@ -28,8 +26,6 @@ from api.responses.schema import ResponseRequest
 from api.responses.turn import Turn
 from node.core.errors import BadRequest, ContextExceeded, NotReady, PippinError
 from node.core.response_ids import Ask
-
-Json = dict[str, Any]
 
 MAX_PAGE = 100
 QUEUED_AFTER_S = 0.5
@@ -45,7 +41,9 @@ class Responses:
     keeper: Keeper
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        body, given, size = await self.env.bodies.read(request, _parse_request)
+        body, given, size = await self.env.bodies.read(
+            request, lambda given: (parse(ResponseRequest, given), given, approximate_bytes(given))
+        )
         before = await self.keeper.before(body.previous_response_id) if body.previous_response_id else None
         new: tuple[Item, ...] = tuple(body.input)
         if any(map(_is_reference, new)):
@@ -58,7 +56,10 @@ class Responses:
                 param="previous_response_id",
             )
         items = (*before.history, *new) if before else new
-        chat = await self.env.bodies.work(partial(_as_chat, body, items, given), small=whole <= SMALL_BODY)
+        chat = await self.env.bodies.work(
+            lambda: parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given), body.params),
+            small=whole <= SMALL_BODY,
+        )
         turn = Turn(
             ResponseOutput(body, body.model, self.keeper.peers.new_response_id()), before, new, size, self.keeper.store
         )
@@ -66,10 +67,14 @@ class Responses:
             await self._begin(turn, asyncio.create_task(self._open(request, chat, turn)))
             return web.json_response(turn.output.response())
         await self._open(request, chat, turn)
-        if body.stream:
-            return await self._stream(request, turn)
-        await turn.run(self.env)
-        return web.json_response(turn.output.response())
+        try:
+            return await respond(self.env, request, turn.choices, turn)
+        except PippinError as error:
+            stream: EventStream | None = request.get(STREAM)
+            if stream is None or not stream.response.prepared:
+                raise
+            await send(stream, turn.fail(error))
+            return stream.response
 
     async def show(self, request: web.Request) -> web.Response:
         kept = await self.keeper.ask(Ask.GET, request.match_info["id"])
@@ -153,37 +158,6 @@ class Responses:
         except BaseException:
             opening.cancel()
             raise
-
-    async def _stream(self, request: web.Request, turn: Turn) -> web.StreamResponse:
-        events, output = request[STREAM], turn.output
-
-        async def send(sent: Iterable[Json]) -> None:
-            for event in sent:
-                await events.send(event, event["type"])
-
-        async def take(_: int, delta: Delta) -> None:
-            if not output.begun:  # only now is it certain that the request is not refused
-                await send(output.begin())
-            await send(turn.grow(delta))
-
-        async with events.kept_alive():
-            try:
-                await run_all(self.env, turn.choices, take)
-            except PippinError as error:
-                if not events.response.prepared:
-                    raise
-                await send(turn.fail(error))
-        return events.response
-
-
-def _parse_request(given: Json) -> tuple[ResponseRequest, Json, int]:
-    """The validated request, its body as sent, and its approximate bytes."""
-    return parse(ResponseRequest, given), given, approximate_bytes(given)
-
-
-def _as_chat(body: ResponseRequest, items: Sequence[Item], given: Json) -> ChatRequest:
-    with renamed_params(body.params):
-        return parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given))
 
 
 def _is_reference(item: Item) -> bool:

@@ -3,12 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
 
-from api.http.json_object import approximate_bytes
+from api.http.json_object import Json, approximate_bytes
 from api.http.limits import MAX_RESPONSES, MAX_RESPONSES_BYTES
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

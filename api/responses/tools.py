@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from api.http.errors import Unsupported
+from api.http.json_object import Json
 from node.core.errors import BadRequest
-
-Json = dict[str, Any]
 
 FUNCTION = ("name", "description", "parameters", "strict")
 

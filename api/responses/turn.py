@@ -1,23 +1,22 @@
 """One request to the Responses API and the response to it, while it is being made."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from api.chat.answer import Delta
-from api.chat.env import Env
-from api.chat.generation import Choice, Prepared, run_all, usage
+from api.chat.generation import Choice, Prepared, usage
 from api.chat.logprobs import chat_logprobs
 from api.http.errors import shorten
+from api.http.json_object import Json
 from api.responses.items import Item
 from api.responses.output import ResponseOutput
 from api.responses.store import Store, StoredResponse
 from node.core.errors import PippinError
 
-Json = dict[str, Any]
-
 
 @dataclass(slots=True)
 class Turn:
+    """The output of the request (see `Output`), and what else the response needs."""
+
     output: ResponseOutput
     before: StoredResponse | None
     """The response that it continues."""
@@ -33,23 +32,18 @@ class Turn:
         self.prepared, self.choices = prepared, choices
         self.output.open(prepared.model.id, prepared.sampling)
 
-    async def run(self, env: Env) -> None:
-        """Generate the response without reporting events."""
-
-        async def take(_: int, delta: Delta) -> None:
-            self.grow(delta)
-
-        await run_all(env, self.choices, take)
-
     def stored(self) -> StoredResponse:
         """The turn in its current state, to be stored."""
         return StoredResponse.after(self.before, self.output.response(), self.given, self.size)
 
+    def whole(self) -> Json:
+        return self.output.response()
+
     # --- changes; `grow` and `fail` return the events that report them, the final one once the response is stored ---
 
-    def grow(self, delta: Delta) -> list[Json]:
+    def grow(self, _: int, delta: Delta) -> list[Json]:
         output = self.output
-        events: list[Json] = []
+        events = [] if output.begun else list(output.begin())  # only now is it certain that the request is not refused
         if delta.reasoning:
             events += output.reasoning(delta.reasoning)
         if delta.text or delta.tokens:
@@ -91,7 +85,7 @@ class Turn:
 
 
 def _usage(choices: list[Choice]) -> Json:
-    chat = usage(choices, 1)
+    chat = usage(choices)
     return {
         "input_tokens": chat["prompt_tokens"],
         "input_tokens_details": {"cache_write_tokens": 0, **chat["prompt_tokens_details"]},

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from node.cli.client import Api, Json, StatusFailed
@@ -28,59 +28,46 @@ class Shown(NamedTuple):
 
 
 def show(api: Api, body: Json) -> Shown:
-    """Print an answer as it arrives, until its end or Ctrl-C, which ends the request as well.
+    """Print an answer as it arrives, until its end or Ctrl-C, which ends the request as well. What it waits for before it
+    begins is shown as progress.
 
     Raises NoNode, StatusFailed, Refused.
     """
-    text, finish, stats, has_begun, write = "", "", "", False, _writer()
+    text, finish, stats, has_begun, write, wait = "", "", "", False, _writer(), progress()
     asked_at, first_at = time.monotonic(), 0.0
+    more = {"stream": True, "stream_options": {"include_usage": True}, "sampling_defaults": CONVERSATION}
     try:
-        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(_chunks(api, body)) as chunks:
-            for chunk in chunks:
-                for choice in chunk["choices"]:
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(api.events(CHAT, body | more)) as events:
+            for event in events:
+                if isinstance(event, str):
+                    if event != _KEEP_ALIVE and not has_begun:
+                        wait(event)
+                    continue
+                if not has_begun:
+                    wait("")
+                    has_begun = True
+                for choice in event["choices"]:
                     delta = choice["delta"]
                     write(delta.get("reasoning_content") or "", True)
                     write(delta.get("content") or "", False)
                     text += delta.get("content") or ""
                     finish = choice["finish_reason"] or finish
-                    has_begun = True
                 if text and not first_at:
                     first_at = time.monotonic()
-                if usage := chunk.get("usage"):
+                if usage := event.get("usage"):
                     now = time.monotonic()
-                    stats = _stats(usage, (first_at or now) - asked_at, now - asked_at)
+                    cached = usage["prompt_tokens_details"]["cached_tokens"]
+                    stats = (
+                        f"prompt: {usage['prompt_tokens']} tokens, {cached} of them known; "
+                        f"answer: {usage['completion_tokens']} tokens; "
+                        f"first text after {(first_at or now) - asked_at:.2f} s, end after {now - asked_at:.2f} s"
+                    )
     finally:
         if has_begun:  # an error stands on a line of its own
             print(flush=True)
     if finish == "length":
         print(dim("The answer has reached its maximum length.", sys.stderr), file=sys.stderr)
     return Shown(text, finish, stats)
-
-
-def _stats(usage: Json, first_s: float, whole_s: float) -> str:
-    """`first_s`, `whole_s`: seconds until the first text and until the end."""
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return (
-        f"prompt: {usage['prompt_tokens']} tokens, {cached} of them known; answer: {usage['completion_tokens']} tokens; "
-        f"first text after {first_s:.2f} s, end after {whole_s:.2f} s"
-    )
-
-
-def _chunks(api: Api, body: Json) -> Generator[Json, None, None]:
-    """A stream's chunks. What it waits for before its first chunk is shown as progress."""
-    wait, is_waiting, has_begun = progress(), False, False
-    more = {"stream": True, "stream_options": {"include_usage": True}, "sampling_defaults": CONVERSATION}
-    with contextlib.closing(api.events(CHAT, body | more)) as events:
-        for event in events:
-            if isinstance(event, str):
-                if event != _KEEP_ALIVE and not has_begun:
-                    wait(event)
-                    is_waiting = True
-                continue
-            if is_waiting:
-                wait("")
-            is_waiting, has_begun = False, True
-            yield event
 
 
 def _writer() -> Callable[[str, bool], None]:
@@ -102,9 +89,7 @@ def _writer() -> Callable[[str, bool], None]:
 def run(api: Api, body: Json, *, as_json: bool, verbose: bool = False) -> bool:
     """`cluster run`: one answer, printed as it arrives, or as JSON when it is whole. False if Ctrl-C stopped it.
 
-    `verbose`: its numbers follow on stderr.
-
-    Raises NoNode, StatusFailed, Refused.
+    `verbose`: its numbers follow on stderr. Raises NoNode, StatusFailed, Refused.
     """
     if as_json:
         more = {"sampling_defaults": CONVERSATION}
@@ -139,8 +124,8 @@ def default_model(api: Api) -> str:
     states = {model["state"]: model["id"] for model in reversed(api.status()["models"])}
     if model := states.get("ready") or states.get("loading"):
         return str(model)
-    held = [str(model["id"]) for model in api.ask("GET", "/v1/models")["data"]]
-    if len(held) == 1:
-        return held[0]
-    there = f"There are {', '.join(held)}." if held else "No node has one: fetch one with `cluster pull`."
+    here = [str(model["id"]) for model in api.ask("GET", "/v1/models")["data"]]
+    if len(here) == 1:
+        return here[0]
+    there = f"There are {', '.join(here)}." if here else "No node has one: fetch one with `cluster pull`."
     raise StatusFailed(f"No model is loaded. Name one. {there}")
