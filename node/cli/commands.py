@@ -25,11 +25,9 @@ from node.host.secret import new_secret
 
 EXIT_NOT_READY, EXIT_INTERRUPTED = 4, 130
 
-_CLEAR = "\x1b[H\x1b[2J"
 
-
-def _path(model: str, command: str = "") -> str:
-    return f"/cluster/models/{quote(model, safe='')}{command}"
+def _path(kind: str, name: str, command: str = "") -> str:
+    return f"/cluster/{kind}/{quote(name, safe='')}{command}"
 
 
 @click.group(
@@ -112,7 +110,7 @@ def ps(api: Api, as_json: bool) -> None:
 def pull(api: Api, model: str) -> None:
     """Fetch a model to the disk of the node at --api."""
     tell, rate, size = progress(), Rate(), 0
-    with closing(api.events(_path(model, "/pull"), {})) as events:  # to close it ends the fetch
+    with closing(api.events(_path("models", model, "/pull"), {})) as events:  # to close it ends the fetch
         for event in events:
             if isinstance(event, str):
                 continue
@@ -127,7 +125,7 @@ def pull(api: Api, model: str) -> None:
 @asks_node
 def rm(api: Api, model: str) -> None:
     """Delete a fetched model from the disk of the node at --api."""
-    removed = api.ask("DELETE", _path(model))
+    removed = api.ask("DELETE", _path("models", model))
     print(f"{printable(removed['model'])} is deleted: {format_bytes(removed['bytes'])} are free.")
 
 
@@ -139,7 +137,7 @@ def rm(api: Api, model: str) -> None:
 @asks_node
 def load(api: Api, model: str, timeout: float, **how: int | None) -> int:
     """Load a model for good, and wait until it is ready."""
-    loaded = str(api.ask("POST", _path(model, "/load"), how, PLACE_TIMEOUT_S)["model"])
+    loaded = str(api.ask("POST", _path("models", model, "/load"), how, PLACE_TIMEOUT_S)["model"])
     return _wait_until(api, timeout, Target(model=loaded).missing, "loaded", f"{loaded} is loaded")
 
 
@@ -149,7 +147,7 @@ def load(api: Api, model: str, timeout: float, **how: int | None) -> int:
 @asks_node
 def unload(api: Api, model: str, timeout: float) -> int:
     """Unload a model that answers no requests."""
-    unloaded = str(api.ask("POST", _path(model, "/unload"))["model"])
+    unloaded = str(api.ask("POST", _path("models", model, "/unload"))["model"])
     return _wait_until(api, timeout, lambda status: in_memory(status, unloaded), "unloaded", f"{unloaded} is unloaded")
 
 
@@ -171,11 +169,8 @@ def status(api: Api, as_json: bool, watched: bool) -> int:
 
 
 def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = time.sleep) -> None:
-    """Redraw each second until Ctrl-C; into a pipe, write one status after the other.
-
-    Goes on if the node is unreachable.
-    """
-    clear = _CLEAR if sys.stdout.isatty() else ""
+    """Redraw each second until Ctrl-C, also if the node is unreachable; into a pipe, write one status after the other."""
+    clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
     with suppress(KeyboardInterrupt):
         while True:
             try:
@@ -224,7 +219,7 @@ def doctor(api: Api, as_json: bool, node: str) -> int:
 @asks_node
 def drain(api: Api, node: str, timeout: float) -> int:
     """Move a node's work to other nodes, and wait until it holds none."""
-    drained = str(api.ask("POST", f"/cluster/nodes/{quote(node, safe='')}/drain")["node"])
+    drained = str(api.ask("POST", _path("nodes", node, "/drain"))["node"])
     return _wait_until(api, timeout, lambda status: held(status, drained), "drained", f"{node} is drained")
 
 
@@ -251,13 +246,12 @@ def logs(api: Api, node: str, lines: int, follow: bool) -> None:
 @asks_node
 def undrain(api: Api, node: str) -> None:
     """Use a drained node again."""
-    api.ask("POST", f"/cluster/nodes/{quote(node, safe='')}/undrain")
+    api.ask("POST", _path("nodes", node, "/undrain"))
     print(f"{node} is in use")
 
 
 def _wait_until(api: Api, timeout: float, missing: Callable[[Json], str], aim: str, done: str) -> int:
-    left = wait(api, missing, timeout, progress())
-    if left:
+    if left := wait(api, missing, timeout, progress()):
         complain(f"not {aim} after {timeout:g} s: {left}.")
         return EXIT_NOT_READY
     print(printable(done))

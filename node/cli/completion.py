@@ -64,8 +64,5 @@ def _models(api: Api) -> list[str]:
     return [*(model["id"] for model in found["models"]), *found["short_names"]]
 
 
-def _nodes(api: Api) -> list[str]:
-    return list(node_names(api.status(TIMEOUT_S)["nodes"]).values())
-
-
-models, nodes = _completer(_models), _completer(_nodes)
+models = _completer(_models)
+nodes = _completer(lambda api: list(node_names(api.status(TIMEOUT_S)["nodes"]).values()))

@@ -16,8 +16,7 @@ from node.core.errors import PippinError
 from node.host.mac_program import full_disk_access_hint
 from node.host.service import LAUNCHD, NAME, STOP_S, SYSTEMD, Command, Manager, Service
 
-EXIT_DONE, EXIT_NOT_INSTALLED, EXIT_NOT_RUNNING = 0, 3, 4
-CHECK_S = 30.0
+EXIT_NOT_INSTALLED, EXIT_NOT_RUNNING = 3, 4
 NEEDED_FILES = ("data-dir", "secret-file", "api-key-file")
 """Options of paths without which a node does not start."""
 
@@ -44,23 +43,26 @@ def act(
         service = service_of(user, config)
         if prints:
             print(manager.definition(service), end="")
-            return EXIT_DONE
+            return 0
         install(manager, service)
         print(f"A node runs now and at each boot, as {service.user}. `cluster service logs` shows what it says.")
-        return EXIT_DONE
+        return 0
     if not manager.file.exists():
         print(f"cluster: there is no service {NAME}. Install it with `cluster service install`.", file=sys.stderr)
         return EXIT_NOT_INSTALLED
     if action == "uninstall":
         _require_root("uninstall")
-        uninstall(manager)
+        _stop(manager)
+        manager.file.unlink(missing_ok=True)
+        for command in manager.after_removal:
+            _succeed(command)
         print("The service is gone. Models and the node's identity are where they were.")
-        return EXIT_DONE
+        return 0
     if action == "logs":
         return subprocess.run(manager.logs(manager.file, follow), check=False).returncode  # noqa: S603
     state = manager.state(_call(manager.status).stdout)
     print(f"{NAME}   {state.text}   {manager.file}")
-    return EXIT_DONE if state.is_running else EXIT_NOT_RUNNING
+    return 0 if state.is_running else EXIT_NOT_RUNNING
 
 
 def service_of(user: str | None, config: str | None) -> Service:
@@ -99,14 +101,6 @@ def install(manager: Manager, service: Service) -> None:
         raise
 
 
-def uninstall(manager: Manager) -> None:
-    """Raises ServiceFailed."""
-    _stop(manager)
-    manager.file.unlink(missing_ok=True)
-    for command in manager.after_removal:
-        _succeed(command)
-
-
 def _require_root(command: str) -> None:
     if os.geteuid() != 0:
         kept = " --preserve-env=HF_HOME" if os.environ.get("HF_HOME") else ""
@@ -129,22 +123,12 @@ def _check_options(service: Service) -> dict[str, Any]:
     command = (*service.arguments, "--print-config")
     environment = service.environment | {"PATH": os.defpath}
     try:
-        done = subprocess.run(  # noqa: S603
-            command,
-            env=environment,
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=CHECK_S,
-            check=False,
-            **_identity(service.user),
-        )
+        done = _call(command, env=environment, cwd="/", timeout=30, **_identity(service.user))
     except (OSError, subprocess.SubprocessError) as error:
         raise ServiceFailed(f"{service.program} can't be started as {service.user}: {error}.") from error
     if done.returncode != 0:
-        said = (
-            done.stderr.strip().rpartition("\n")[2].removeprefix("node: ").removesuffix(" See node --help").rstrip(".")
-        )
+        last = done.stderr.strip().rpartition("\n")[2]
+        said = last.removeprefix("node: ").removesuffix(" See node --help").rstrip(".")
         raise ServiceFailed(f"The node would not start: {said}.", hint="Nothing has been changed.")
     return tomllib.loads(done.stdout)
 
@@ -201,5 +185,5 @@ def _succeed(command: Command) -> None:
         raise ServiceFailed(f"`{' '.join(command)}` failed: {said}.")
 
 
-def _call(command: Command) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+def _call(command: Command, **how: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, **how)  # noqa: S603

@@ -8,10 +8,6 @@ from node.cli.terminal import printable
 from node.core.node_names import shown_names
 from node.core.units import format_bytes, format_duration, format_share
 
-_HEADINGS = ("NODE", "STATE", "LAYERS", "MEMORY", "LINK TO NEXT", "RTT", "BANDWIDTH", "SEEN")
-_FRESH_S = 3.0
-"""A node heard this recently is shown as "now": heartbeats come twice a second."""
-
 
 def render(status: Json) -> str:
     names = node_names(status["nodes"])
@@ -65,25 +61,22 @@ def _guesses(model: Json) -> str:
 
 def _table(status: Json, names: dict[str, str]) -> list[str]:
     """Lines of the node table. A refused node has no values for the columns; its row says why it has not joined."""
-    name_models = len(status["models"]) > 1
+    columns: dict[str, Callable[[Json], str]] = {
+        "NODE": lambda node: names[node["id"]] + (" *" if node["id"] == status["head"] else ""),
+        "STATE": lambda node: str(node["state"]),
+        "LAYERS": partial(_layers, name_models=len(status["models"]) > 1),
+        "MEMORY": _memory,
+        "LINK TO NEXT": partial(_link, names=names),
+        "RTT": lambda node: f"{node['link']['rtt_ms']:.1f} ms" if node["link"] else "",
+        "BANDWIDTH": _bandwidth,
+        "SEEN": _progress,
+    }
     refused = [node for node in status["nodes"] if node["state"] == "refused"]
     here = [node for node in status["nodes"] if node not in refused]
-    rows = [
-        (
-            names[node["id"]] + (" *" if node["id"] == status["head"] else ""),
-            node["state"],
-            shown(partial(_layers, name_models=name_models), node),
-            shown(_memory, node),
-            shown(partial(_link, names=names), node),
-            shown(lambda each: f"{each['link']['rtt_ms']:.1f} ms" if each["link"] else "", node),
-            shown(_bandwidth, node),
-            shown(_progress, node),
-        )
-        for node in here
-    ]
-    strays = [(names[node["id"]], *[""] * (len(_HEADINGS) - 1)) for node in refused]
-    lines = aligned([_HEADINGS, *rows, *strays])
-    column = lines[0].index(_HEADINGS[1])
+    rows = [[shown(cell, node) for cell in columns.values()] for node in here]
+    strays = [(names[node["id"]], *[""] * (len(columns) - 1)) for node in refused]
+    lines = aligned([list(columns), *rows, *strays])
+    column = lines[0].index("STATE")
     version = here[0].get("version", "") if here else ""
     return lines[: len(here) + 1] + [f"{names[node['id']]:{column}}{_refusal(node, version)}" for node in refused]
 
@@ -126,8 +119,7 @@ def _memory(node: Json) -> str:
     """With layers, what is set aside for them, so that the rest is what errors call free; else what is in memory."""
     memory = node["memory"]
     if memory["kv"]:
-        parts = map(format_bytes, (memory["weights"], memory["kv"], memory["usable"]))
-        return "{} + {} KV of {}".format(*parts)
+        return "{} + {} KV of {}".format(*(format_bytes(memory[name]) for name in ("weights", "kv", "usable")))
     return format_share(memory["used"], memory["usable"]) if memory["usable"] else format_bytes(memory["used"])
 
 
@@ -152,7 +144,7 @@ def _progress(node: Json) -> str:
 
 
 def _ago(seconds: float) -> str:
-    if seconds < _FRESH_S:
+    if seconds < 3:  # heartbeats come twice a second
         return "now"
     if seconds < 120:
         return f"{seconds:.0f} s ago"
