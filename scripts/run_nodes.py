@@ -33,6 +33,8 @@ API_PORT = 52415
 BUILTIN = "pippin-demo"
 REAL = Path(__file__).with_name("real_model.py")
 POLL_S = 0.2
+LAST_LINES_S = 10.0
+"""Most seconds until the last lines of a node that has ended are shown; a process that it left may hold its output open."""
 OTHERS_PASS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": ["-h", "--help"]}
 OF_ONE_NODE = ("PIPPIN_LOG_FILE", "PIPPIN_INTERFACE", "PIPPIN_PEER", "PIPPIN_OLLAMA_PORT")
 """Variables that several nodes of one machine cannot share, like what the user's configuration file says of one node."""
@@ -44,6 +46,8 @@ class Started:
 
     name: str
     process: subprocess.Popen[bytes]
+    copier: threading.Thread | None = None
+    """Copies its lines, if they are told by its name."""
 
     @property
     def runs(self) -> bool:
@@ -89,6 +93,9 @@ def main(
         stopping = Stopping()
         stopping.pass_on_to(start(nodes, shared, port, common, Path(directory)))
         follow(stopping, Api("http", host or "127.0.0.1", port, key), shared, asked, guard)
+        for node in stopping.nodes:
+            if node.copier:
+                node.copier.join(LAST_LINES_S)
         return 130 if stopping.killed else max(abs(node.process.wait()) for node in stopping.nodes)
 
 
@@ -175,8 +182,9 @@ def launch(arguments: list[str], **streams: Any) -> subprocess.Popen[bytes]:
 def launch_named(name: str, arguments: list[str], environment: dict[str, str]) -> Started:
     """Start a node whose lines begin with its name."""
     process = launch(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-    threading.Thread(target=copy_lines, args=(name, process), daemon=True).start()
-    return Started(name, process)
+    copier = threading.Thread(target=copy_lines, args=(name, process), daemon=True)
+    copier.start()
+    return Started(name, process, copier)
 
 
 def copy_lines(name: str, process: subprocess.Popen[bytes]) -> None:
