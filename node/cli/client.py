@@ -35,6 +35,8 @@ Json = dict[str, Any]
 class StatusFailed(PippinError):
     """The answer was not what was asked for."""
 
+    code = "status_failed"
+
 
 class Refused(StatusFailed):
     """The cluster refuses the request, and says why."""
