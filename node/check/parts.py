@@ -20,7 +20,7 @@ from node.check.report import Line, Report
 from node.check.sizes import DENSE, SMALL, VOCABULARY, Size
 from node.core.units import format_bytes
 from node.host import memory
-from node.host.chip import chip_name
+from node.host.chip import chip_name, system_name
 from node.host.descriptors import raise_limit
 from node.host.interfaces import hardware_kinds, local_interfaces
 
@@ -44,7 +44,6 @@ def machine(report: Report, device: dict[str, Any]) -> None:
     """Chip, system, memory and limits; no names, as the report is for others to read."""
     report.section("This machine")
     is_mac = platform.system() == "Darwin"
-    system = f"macOS {platform.mac_ver()[0]}" if is_mac else f"{platform.system()} {platform.release()}"
     before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     raise_limit()
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -52,7 +51,7 @@ def machine(report: Report, device: dict[str, Any]) -> None:
     models = device["for models"]
     report.add(
         Line("Chip", f"{chip_name()}, {platform.machine()}"),
-        Line("System", f"{system}, Python {platform.python_version()}"),
+        Line("System", f"{system_name()}, Python {platform.python_version()}"),
         Line("MLX", f"mlx {device['mlx']}, mlx-lm {device['mlx-lm']}, on {device['computes on']}"),
         Line("Memory", f"{format_bytes(memory.total())}, {format_bytes(memory.available())} of it available"),
         Line("The device's memory for models", format_bytes(models) if models else "no figure (CPU)"),

@@ -186,6 +186,7 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "api": f"http://{join_host_port(info.addresses[0], info.api_port)}/v1" if info.addresses else "",
         "address": join_host_port(info.addresses[0], info.grpc_port) if info.addresses else "",
         "chip": info.chip,
+        "system": info.system,
         "memory": _memory(peer, view),
         "preload": list(report.preload),
         "layers": [{"model": ring.model, "start": stage.start, "end": stage.end} for ring, stage in placed],

@@ -28,6 +28,8 @@ class NodeInfo:
     chip: str = ""
     started_at: int = 0
     """Unix milliseconds, by this node's clock."""
+    system: str = ""
+    """Operating system and its version; empty from nodes of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from node.core.nodes import NodeInfo
 from node.core.reports import NodeReport
 from node.core.views import PeerView
 from node.daemon.facts import HostFacts
+from node.host.chip import system_name
 from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, addresses, local_interfaces, multicast_addresses
 from node.host.secret import read_secret
@@ -53,6 +54,7 @@ class Network:
             api_port=self.api.port,
             chip=facts.chip,
             started_at=time.time_ns() // 1_000_000,
+            system=system_name(),
         )
         self.book = AddressBook(info.id, self.client, interfaces, anywhere=self.has_secret)
         self.agent = Agent(

@@ -1,4 +1,4 @@
-"""Name of this machine's chip, as shown to users: "Apple M4 Pro"."""
+"""Names of this machine's chip and system, as shown to users: "Apple M4 Pro", "macOS 26.2"."""
 
 import platform
 from pathlib import Path
@@ -11,6 +11,13 @@ def chip_name() -> str:
     if platform.system() == "Darwin":
         return output_of("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     return _cpuinfo(Path("/proc/cpuinfo")) or platform.machine()
+
+
+def system_name() -> str:
+    """Operating system and its version."""
+    if platform.system() == "Darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    return f"{platform.system()} {platform.release()}"
 
 
 def _cpuinfo(path: Path) -> str:

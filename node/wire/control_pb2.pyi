@@ -203,7 +203,7 @@ class Memory(_message.Message):
     def __init__(self, total: _Optional[int] = ..., usable: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "cluster", "version", "protocol", "addresses", "grpc_port", "api_port", "chip", "started_at")
+    __slots__ = ("id", "incarnation", "name", "cluster", "version", "protocol", "addresses", "grpc_port", "api_port", "chip", "started_at", "system")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +215,7 @@ class NodeInfo(_message.Message):
     API_PORT_FIELD_NUMBER: _ClassVar[int]
     CHIP_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -226,7 +227,8 @@ class NodeInfo(_message.Message):
     api_port: int
     chip: str
     started_at: int
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., cluster: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ..., api_port: _Optional[int] = ..., chip: _Optional[str] = ..., started_at: _Optional[int] = ...) -> None: ...
+    system: str
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., cluster: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ..., api_port: _Optional[int] = ..., chip: _Optional[str] = ..., started_at: _Optional[int] = ..., system: _Optional[str] = ...) -> None: ...
 
 class Download(_message.Message):
     __slots__ = ("done", "total", "bytes_per_s")

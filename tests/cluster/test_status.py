@@ -53,6 +53,7 @@ def home_view():
         info = NodeInfo(
             f"{'abc'[at - 1]}{at}", at, name, "home", "0.1.0", 1, (f"192.168.1.{at}",), 50000 + at, 52415, "Apple M4"
         )
+        info = replace(info, system="macOS 26.2")
         loading = name == "mini-3"
         load = StageReport("r1", Shard(ModelVersion(model), start, end), READY, 1.0)
         download = Download(58 * 2**28 // 10, 5 * 2**29, 32 * 2**20)
