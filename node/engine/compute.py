@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
 
@@ -41,8 +40,7 @@ class Compute:
         """`wire`: keep weights in wired memory, where the device is Metal's."""
         self.wiring = Wiring() if wire and is_metal() else None
         self._executor: ThreadPoolExecutor | None = None
-        self._lock = Lock()
-        self._waiting = 0
+        self._waiting: set[Job] = set()
         self.job: Job | None = None
         """The job that runs; None if the thread is idle."""
         self.faults = Faults()
@@ -65,33 +63,26 @@ class Compute:
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queue a job, from any thread. Raises NotReady if the thread is not running."""
-        executor = self._executor
+        executor, job = self._executor, Job()
         if executor is None:
             raise NotReady("The compute thread is not running.")
+        self._waiting.add(job)
         try:
-            future = executor.submit(self._run_job, partial(fn, *args, **kwargs))
+            future = executor.submit(self._run_job, job, partial(fn, *args, **kwargs))
         except RuntimeError as error:  # stopped between the two lines above
+            self._waiting.discard(job)
             raise NotReady("The compute thread is stopping.") from error
-        self._count(1)
-        future.add_done_callback(self._forget)
+        future.add_done_callback(lambda _: self._waiting.discard(job))  # also if it was cancelled
         return future
 
     @property
     def waiting(self) -> bool:
         """Whether a job waits for the one that runs. May be asked in any thread."""
-        return self._waiting > 0
+        return bool(self._waiting)
 
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._waiting += change
-
-    def _forget(self, future: Future[Any]) -> None:
-        if future.cancelled():
-            self._count(-1)
-
-    def _run_job(self, fn: Callable[[], T]) -> T:
-        self._count(-1)
-        self.job = Job()
+    def _run_job(self, job: Job, fn: Callable[[], T]) -> T:
+        self._waiting.discard(job)
+        self.job = job
         try:
             return fn()
         except BaseException as error:
@@ -115,9 +106,8 @@ class Compute:
             self._on_failure = lambda _: None
 
     def queue(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Queue a job, whose result or exception the running event loop will get.
-
-        Cancelling it drops a job that has not begun; a job that has begun completes, and its result is discarded.
+        """Queue a job for the running event loop. Cancelling it drops a job that has not begun; one that has begun
+        completes, and its result is discarded.
         """
         return asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
@@ -126,9 +116,8 @@ class Compute:
         return await self.queue(fn, *args, **kwargs)
 
     async def iterate(self, values: Generator[V, None, None]) -> AsyncIterator[V]:
-        """Run a generator as one job, and yield each value here while the job goes on. Raises its exception.
-
-        A job that has begun completes also if nobody takes its values any more.
+        """Run a generator as one job, and yield each value here while the job goes on. Raises its exception. A job that has
+        begun completes also if nobody takes its values any more.
         """
         loop, found = asyncio.get_running_loop(), asyncio.Queue[V | None]()
 
@@ -136,7 +125,7 @@ class Compute:
             for value in values:
                 loop.call_soon_threadsafe(found.put_nowait, value)
 
-        running = asyncio.wrap_future(self.submit(job))
+        running = self.queue(job)
         running.add_done_callback(lambda _: found.put_nowait(None))
         try:
             while (value := await found.get()) is not None:
@@ -146,10 +135,9 @@ class Compute:
             running.cancel()
 
     async def run_pieces(self, pieces: Generator[V, None, T], on_yield: Callable[[V], object] = lambda _: None) -> T:
-        """Run a generator in pieces, each of which ends at a `yield`, so that other jobs can run in between.
-
-        Calls `on_yield` in this task with each value that it yields. Returns the generator's result, or raises its
-        exception. Cancelling it closes the generator, in the thread, after the current piece.
+        """Run a generator in pieces, each of which ends at a `yield`, so that other jobs can run in between; `on_yield` gets
+        each value in this task. Returns the generator's result, or raises its exception. Cancelling it closes the
+        generator, in the thread, after the current piece.
         """
 
         def piece() -> V | StopIteration:

@@ -34,9 +34,8 @@ class Watchdog:
         """Age of the running job; 0 if it began since the last check."""
 
     async def lost(self) -> PippinError:
-        """Wait until a job exceeds its time limit, whose stacks of all threads are logged, or the device is lost.
-
-        Returns ComputeStuck or DeviceFailed.
+        """Wait until a job exceeds its time limit, and the stacks of all threads are logged (ComputeStuck), or until the
+        device is lost (DeviceFailed).
         """
         job, looked_at = self._compute.job, now()
         while True:
