@@ -10,21 +10,9 @@ import numpy as np
 from node.core.errors import PippinError
 from node.core.frames import Tensor
 
-# numpy has no bfloat16: its bits are viewed as uint16 at both ends.
-_NUMPY: dict[str, np.dtype[np.generic]] = {
-    "bool": np.dtype(np.bool_),
-    "uint8": np.dtype("<u1"),
-    "uint16": np.dtype("<u2"),
-    "uint32": np.dtype("<u4"),
-    "int8": np.dtype("<i1"),
-    "int16": np.dtype("<i2"),
-    "int32": np.dtype("<i4"),
-    "int64": np.dtype("<i8"),
-    "float16": np.dtype("<f2"),
-    "float32": np.dtype("<f4"),
-    "bfloat16": np.dtype("<u2"),
-}
-
+_SENT = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "int64", "float16", "float32")
+_NUMPY = {name: np.dtype(name).newbyteorder("<") for name in _SENT} | {"bfloat16": np.dtype("<u2")}
+"""numpy has no bfloat16: its bits are viewed as uint16 at both ends."""
 _DIMENSION_LIMIT = 1 << 31  # MLX counts a dimension in 32 bits
 
 
@@ -45,7 +33,9 @@ class Packed:
 
     def read(self) -> tuple[Tensor, ...]:
         """Copy the arrays' bytes. Waits until they are computed, so call it in the compute thread."""
-        return tuple(_pack(dtype, array) for dtype, array in zip(self._dtypes, self.bits, strict=True))
+        bits: Any = self.bits  # arrays have the buffer protocol, but MLX's type stubs do not say so
+        pairs = zip(self._dtypes, bits, strict=True)
+        return tuple(Tensor(dtype, tuple(array.shape), bytes(memoryview(array))) for dtype, array in pairs)
 
 
 def pack(arrays: Sequence[mx.array]) -> tuple[Tensor, ...]:
@@ -56,33 +46,23 @@ def pack(arrays: Sequence[mx.array]) -> tuple[Tensor, ...]:
 
 
 def unpack(tensors: Sequence[Tensor]) -> tuple[mx.array, ...]:
-    """Copy a frame's tensors into evaluated arrays.
-
-    Tensors are untrusted: raises PippinError for an unknown dtype, and for bytes that do not match the shape.
+    """Copy a frame's tensors, which are untrusted, into evaluated arrays. Raises PippinError for an unknown dtype, and for
+    bytes that do not match the shape.
     """
-    return tuple(_unpack(tensor) for tensor in tensors)
-
-
-def _pack(dtype: str, bits: mx.array) -> Tensor:
-    buffer: Any = bits  # arrays have the buffer protocol, but MLX's type stubs do not say so
-    return Tensor(dtype, tuple(bits.shape), bytes(memoryview(buffer)))
+    arrays = [mx.array(_to_numpy(tensor)) for tensor in tensors]
+    pairs = zip(arrays, tensors, strict=True)
+    return tuple(array.view(mx.bfloat16) if tensor.dtype == "bfloat16" else array for array, tensor in pairs)
 
 
 def unpack_tokens(tensor: Tensor, vocabulary: int) -> mx.array:
-    """Copy a frame's token ids into an evaluated array.
-
-    Raises PippinError like `unpack`, and for ids that are not in [0, vocabulary). MLX would read others out of bounds.
+    """Copy a frame's token ids into an evaluated array. Raises PippinError like `unpack`, and for ids that are not in
+    [0, vocabulary), as MLX would read out of bounds.
     """
     array: Any = _to_numpy(tensor)
     # In numpy, as a check in MLX would wait for the device.
     if array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= vocabulary):
         raise PippinError(f"A token of the step is not among the model's {vocabulary}.")
     return mx.array(array)
-
-
-def _unpack(tensor: Tensor) -> mx.array:
-    array = mx.array(_to_numpy(tensor))
-    return array.view(mx.bfloat16) if tensor.dtype == "bfloat16" else array
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.generic]]:
