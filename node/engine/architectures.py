@@ -1,7 +1,5 @@
-"""Supported architectures, named as mlx-lm's modules: those that give the same results in stages as in one piece in
-tests.
-
-`tests/engine/configurations.py` has a model of each; a test checks that this list contains no others.
+"""Architectures, named as mlx-lm's modules. Supported are those that give the same results in stages as in one piece in
+tests: `tests/engine/configurations.py` has a model of each, and a test checks that the list contains no others.
 """
 
 from collections.abc import Mapping
@@ -69,9 +67,8 @@ UNPROVEN_ON_METAL: Mapping[str, str] = {
     **dict.fromkeys(("falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "plamo2"), "state space model"),
     "rwkv7": "WKV",
 }
-"""Architectures with Metal kernels of mlx-lm's own, and what these compute. Elsewhere mlx-lm computes the same with plain
-operations; only these have been tested.
-"""
+"""Architectures with Metal kernels of mlx-lm's own, and what these compute. Tested is only what mlx-lm computes elsewhere:
+the same with plain operations."""
 
 UNFUSED: Mapping[str, str] = {
     "gear": "it caps its scores",
@@ -104,25 +101,19 @@ WITHOUT_EMBEDDINGS: Mapping[str, str] = dict.fromkeys(
 
 
 def check_supported(config: Mapping[str, Any]) -> str:
-    """Name of the mlx-lm module for a model of this config.
-
-    Raises ModelUnsupported, with the reason, unless the module is in SUPPORTED. Other modules of mlx-lm are never
-    imported, as some do more than define a model.
+    """Name of the mlx-lm module for a model of this config. Raises ModelUnsupported, with the reason, unless it is in
+    SUPPORTED: other modules of mlx-lm are never imported, as some do more than define a model.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ModelUnsupported("The model's config.json names no model_type.")
     if config.get("model_file"):
         raise ModelUnsupported("The model brings code of its own, which Pippin does not run.")
-    name = _module(model_type, config.get("architectures"))
+    listed = config.get("architectures")
+    keys = [(model_type, each) for each in (listed if isinstance(listed, list) else [listed]) if isinstance(each, str)]
+    found = [MODEL_ARCHITECTURE_REMAPPING[key] for key in keys if key in MODEL_ARCHITECTURE_REMAPPING]
+    name = str(found[0] if found else MODEL_REMAPPING.get(model_type, model_type))
     if name in SUPPORTED:
         return name
     reason = REFUSED.get(name, "no test proves that cutting it is right, or mlx-lm does not support it")
     raise ModelUnsupported(f"Models of type {model_type} are not supported: {reason}.")
-
-
-def _module(model_type: str, architectures: Any) -> str:
-    for architecture in architectures if isinstance(architectures, list) else [architectures]:
-        if isinstance(architecture, str) and (model_type, architecture) in MODEL_ARCHITECTURE_REMAPPING:
-            return str(MODEL_ARCHITECTURE_REMAPPING[model_type, architecture])
-    return str(MODEL_REMAPPING.get(model_type, model_type))

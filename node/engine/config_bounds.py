@@ -28,7 +28,9 @@ def check_config(config: Mapping[str, Any]) -> None:
     """Raises ModelBroken if a number exceeds its bound."""
     found = dict.fromkeys(_MAX, 0)
     for name, value in _numbers(config):
-        if kind := _kind_of(name):
+        *before, last = name.split("_")
+        kind = last.removesuffix("s")  # layer of `num_hidden_layers`, expert of `moe_n_experts`
+        if kind in _MAX and not {"num", "n"}.isdisjoint(before):
             _check_number(name, value, _MAX[kind])
             found[kind] = max(found[kind], value)
         elif "max_" not in name:  # some configs have 10**30 as the maximum length, which `max_context` bounds
@@ -38,9 +40,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 def check_weight_count(model: Module, weight_bytes: int) -> None:
     """Raises ModelBroken if a model, which is built but not evaluated, has far more weights than its files can hold."""
-    weights = 0
-    for _, weight in weights_in(model):
-        weights += math.prod(weight.shape)
+    weights = sum(math.prod(weight.shape) for _, weight in weights_in(model))
     if weights > MAX_PER_BYTE * max(weight_bytes, 1):
         raise ModelBroken(
             f"The model of config.json has {weights:,} weights, but its files have {weight_bytes:,} bytes.",
@@ -51,13 +51,6 @@ def check_weight_count(model: Module, weight_bytes: int) -> None:
 def _check_number(name: str, value: int, most: int) -> None:
     if abs(value) > most:
         raise ModelBroken(f"config.json has a {name[:100]} of {str(value)[:30]}; {most:,} is the most.")
-
-
-def _kind_of(name: str) -> str | None:
-    """Kind of a number by its name: layer for `num_hidden_layers`, expert for `moe_n_experts`; None for any other."""
-    *before, last = name.split("_")
-    kind = last.removesuffix("s")
-    return kind if kind in _MAX and not {"num", "n"}.isdisjoint(before) else None
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
