@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from node.core.nodes import Memory
 from node.core.reports import Issue
-from node.engine.blas import has_slow_blas, tuned_blas
-from node.engine.device import choose_device, device_memory
+from node.engine.device import choose_device, device_memory, has_slow_blas, tuned_blas
 from node.host import memory
 from node.host.chip import chip_name
 from node.host.examination import examine_start

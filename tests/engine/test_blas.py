@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from node.engine.blas import has_slow_blas, tuned_blas
+from node.engine.device import has_slow_blas, tuned_blas
 
 WHEEL = "7f00-7f01 r-xp 00000000 08:01 1234   /home/publisher/.venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0\n"
 NAMELESS = "7f02-7f03 rw-p 00000000 00:00 0\n"
