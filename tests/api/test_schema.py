@@ -51,7 +51,7 @@ def test_any_body_is_a_request_or_a_refusal(schema, data):
         assert refusal.param
         assert len(refusal.message) < 500
         return
-    sampling = request.sampling(None, {})
+    sampling = request.sampling({})
     assert 0 <= sampling.seed < 2**63
     assert sampling.top_k >= 0
 
@@ -79,4 +79,4 @@ def test_content_is_kept_as_it_is(content, text):
 @pytest.mark.parametrize(("seed", "used"), [(0, 0), (7, 7), (-1, 2**63 - 1), (2**63 - 1, 2**63 - 1)])
 def test_seeds(seed, used):
     body = GOOD[ChatRequest] | {"seed": seed}
-    assert parse(ChatRequest, body).sampling(None, {}).seed == used
+    assert parse(ChatRequest, body).sampling({}).seed == used
