@@ -5,7 +5,7 @@ fails has not delivered of a file, another one delivers.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.core.errors import ModelBroken, NotReady, PeerUnavailable, PippinError
@@ -40,32 +40,25 @@ class _Round:
     opened: bool = False
     """Whether any was free to be written."""
 
-    def next(self, accepts: Callable[[File], bool]) -> File | None:
-        file = next(filter(accepts, self.left), None)
-        if file:
-            self.left.remove(file)
-        return file
-
     def note(self, file: File, count: int) -> None:
         self.counts[file] = count
         self.progress(sum(self.counts.values()))
 
 
+@dataclass(slots=True, eq=False)
 class Gathering:
     """One load's transfers from peers. A peer that failed once is not asked again by it."""
 
-    def __init__(
-        self, client: RpcClient, pools: Pools, model: HeldModel, target: Callable[[], Path], refused: Refused
-    ) -> None:
-        """`target`: returns where the files go, or raises ModelNotFound. `refused`: of all loads of this node."""
-        self._client = client
-        self._pools = pools
-        self.model = model
-        self._target = target
-        self._refused = refused
-        self.lost: set[Address] = set()
-        self.failure: PippinError | None = None
-        """Why the last peer or file failed."""
+    _client: RpcClient
+    _pools: Pools
+    model: HeldModel
+    _target: Callable[[], Path]
+    """Returns where the files go, or raises ModelNotFound."""
+    _refused: Refused
+    """Of all loads of this node."""
+    lost: set[Address] = field(default_factory=set[Address])
+    failure: PippinError | None = None
+    """Why the last peer or file failed."""
 
     async def gather(self, wanted: Mapping[File, Sequence[Address]], progress: Callable[[int], None]) -> bool:
         """Get the files that their holders deliver. Calls `progress` with the bytes of them that are here.
@@ -105,7 +98,9 @@ class Gathering:
 
     async def _take_from(self, peer: Address, files: _Round) -> None:
         """Take from a peer one file after the other."""
-        while file := files.next(lambda file: peer in files.sources[file] and self._may_ask(peer, file)):
+        while of_peer := [file for file in files.left if peer in files.sources[file] and self._may_ask(peer, file)]:
+            file = of_peer[0]
+            files.left.remove(file)
             try:
                 partial = await self._pools.writes.run(open_partial, files.target, file)
             except NotReady:

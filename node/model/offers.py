@@ -1,7 +1,7 @@
 """What other nodes have of a model's files, and who gets the rest from the hub. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 
 from node.core.model_files import File, Listing
@@ -40,16 +40,15 @@ def nodes_by_file(rings: Iterable[Ring], model: HeldModel, weights: Weights) -> 
     return found
 
 
-def score(node: str, revision: str, file: str) -> bytes:
-    """Of the nodes that need a file, the one with the highest score is to fetch it: rendezvous hashing (Thaler and
-    Ravishankar, 1998). When a node goes, only its own files go to others.
+def place(node: str, nodes: Collection[str], revision: str, file: str) -> tuple[bool, bytes]:
+    """Of nodes that lack a file, the one with the highest place is to fetch it. The `nodes` that need it for the placement come
+    before one that fetches a model for its user, and among them rendezvous hashing decides (Thaler and Ravishankar, 1998): when a
+    node goes, only its own files go to others.
     """
-    return sha256(f"{node} {revision} {file}".encode()).digest()
+    return node in nodes, sha256(f"{node} {revision} {file}".encode()).digest()
 
 
-def turn(own: str, nodes: set[str], revision: str, file: str) -> int:
-    """How many of the nodes that need a file are to fetch it rather than this one, whose id is `own`. One that fetches a model
-    for its user comes after all that the placement names.
-    """
-    mine = score(own, revision, file)
-    return sum(own not in nodes or score(node, revision, file) > mine for node in nodes - {own})
+def turn(own: str, nodes: Collection[str], revision: str, file: str) -> int:
+    """How many of the nodes that need a file come before the one whose id is `own`."""
+    mine = place(own, nodes, revision, file)
+    return sum(place(node, nodes, revision, file) > mine for node in nodes)

@@ -1,13 +1,15 @@
 """One load's way to the files of a stage: what other nodes have comes from them, the rest from the hub.
 
-The nodes that need a file from the hub have an order (`turn` in `node.model.offers`), in which each waits TURN_S longer than the
-one before it. A node that sees another one fetch the file waits until it can take it from there.
+The nodes that need a file from the hub have an order (`place` in `node.model.offers`). The first one begins at once, and each
+other one if nobody has begun TURN_S after the turn of the one before it; then it looks whether several have begun. A node that sees
+another one fetch the file waits until it can take it from there.
 """
 
 import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from node.model.file_names import DESCRIPTION, check_small_files, is_commit, is_
 from node.model.gathering import Gathering, Refused
 from node.model.hub import Hub
 from node.model.meter import Meter
-from node.model.offers import holders_of, nodes_by_file, score, turn
+from node.model.offers import holders_of, nodes_by_file, place, turn
 from node.model.weights import Weights
 from node.rpc.client import RpcClient
 
@@ -43,25 +45,21 @@ to begin, and for others to see it.
 _BROKEN = "Delete the model with `cluster rm`, and load it again."
 
 
+@dataclass(slots=True, eq=False)
 class Others:
-    """The other nodes, as far as files are concerned. `alive`: their addresses; `holders`: see Files; `rings`: the placement's."""
+    """The other nodes, as far as files are concerned."""
 
-    def __init__(
-        self,
-        own: str,
-        client: RpcClient,
-        alive: Callable[[], Sequence[Address]],
-        holders: Callable[[str], Sequence[tuple[Address, str]]],
-        rings: Callable[[], Iterable[Ring]],
-    ) -> None:
-        self.own = own
-        self.client = client
-        self.alive = alive
-        self.holders = holders
-        self.rings = rings
-        self.fetching: list[tuple[HeldModel, str]] = []
-        """Models and files that this node downloads from the hub, as the others are told."""
-        self.refused: Refused = set()
+    own: str
+    """Id of this node."""
+    client: RpcClient
+    alive: Callable[[], Sequence[Address]]
+    holders: Callable[[str], Sequence[tuple[Address, str]]]
+    """Those that have all files of a model, each with their revision."""
+    rings: Callable[[], Iterable[Ring]]
+    """Those of the placement."""
+    fetching: list[tuple[HeldModel, str]] = field(default_factory=list[tuple[HeldModel, str]])
+    """Models and files that this node downloads from the hub, as the others are told."""
+    refused: Refused = field(default_factory=Refused)
 
     def told(self, model: HeldModel) -> tuple[str, ...]:
         return tuple({file for each, file in self.fetching if each == model})
@@ -82,36 +80,28 @@ class Others:
         return listings, [error for error in errors if not isinstance(error, ModelNotFound)]
 
 
+@dataclass(slots=True, eq=False)
 class StageFetch:
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        hub: Hub,
-        pools: Pools,
-        others: Others,
-        gathering: Gathering,
-        shard: Shard,
-        ends: bool,
-        progress: Progress,
-        downloads: Pool,
-    ) -> None:
-        """`downloads`: its threads download from the hub."""
-        self._catalogue = catalogue
-        self._hub = hub
-        self._pools = pools
-        self._others = others
-        self._gathering = gathering
-        self._shard = shard
-        self._ends = ends
-        self._progress = progress
-        self._downloads = downloads
-        self._model = shard.version.files
-        self._failure: PippinError | None = None
-        self._hub_failure: PippinError | None = None
-        self._meter = Meter()
-        self._free_since: dict[str, float] = {}
-        """Of the files that nobody has or fetches."""
-        self._waited_for: set[str] = set()
+    _catalogue: Catalogue
+    _hub: Hub
+    _pools: Pools
+    _others: Others
+    _gathering: Gathering
+    _shard: Shard
+    _ends: bool
+    _progress: Progress
+    _downloads: Pool
+    """Its threads download from the hub."""
+    _failure: PippinError | None = None
+    _hub_failure: PippinError | None = None
+    _meter: Meter = field(default_factory=Meter)
+    _free_since: dict[str, float] = field(default_factory=dict[str, float])
+    """Of the files that nobody has or fetches."""
+    _waited_for: set[str] = field(default_factory=set[str])
+
+    @property
+    def _model(self) -> HeldModel:
+        return self._shard.version.files
 
     async def run(self) -> Path:
         """Directory with all files of the stage. Raises as `Files.of_shard`."""
@@ -152,7 +142,10 @@ class StageFetch:
         lacking = needed - paths.keys()
         self._meter.begin(_total(weights, needed - lacking), _total(weights, needed))
         offered = self._offered(weights, lacking, listings)
-        fetched = lacking & {name for listing in listings.values() for name in listing.fetching}
+        others = {name for listing in listings.values() for name in listing.fetching}
+        fetched = lacking & others
+        if self._hub_failure and others:
+            self._free_since = {}  # who fetches other files of the model may come to these
         if not lacking:
             await self._link(paths, needed)
             if not await self._directory():
@@ -161,7 +154,7 @@ class StageFetch:
             await self._link(paths, ())  # else the directory is not known as this model's
             await self._gathering.gather(offered, self._note)
         elif due := await self._due(weights, lacking - fetched):
-            await self._download(due[0], _total(weights, due))
+            await self._download(weights, due)
         else:
             if fetched - self._waited_for:
                 log.info("waiting for other nodes, which download %s of %s", ", ".join(sorted(fetched)), self._model.id)
@@ -173,20 +166,36 @@ class StageFetch:
 
         Raises why it can't, if no other node has begun in its turn either.
         """
-        own, revision, time = self._others.own, self._model.revision, now()
+        time, own, revision = now(), self._others.own, self._model.revision
         self._free_since = {file: self._free_since.get(file, time) for file in free}
-        alive = {peer.node for peer in self._others.alive()}
-        needing = nodes_by_file(self._others.rings(), self._model, weights)
-        nodes = {file: needing.get(file, set()) & {own, *alive} for file in free}
+        nodes = self._nodes(weights, free)
         if self._on_hub and not self._hub_failure:
             turns = {file: turn(own, nodes[file], revision, file) for file in free}
             due = [file for file in free if time - self._free_since[file] >= TURN_S * turns[file]]
-            return sorted(due, key=lambda file: (turns[file], score(own, revision, file)))
+            return sorted(due, key=lambda file: (turns[file], place(own, nodes[file], revision, file)))
         for file in free:
-            patience_s = TURN_S * len({own} | nodes[file]) if self._hub_failure and alive else 0
+            patience_s = TURN_S * len({own, *nodes[file]}) if self._hub_failure and self._others.alive() else 0
             if time - self._free_since[file] >= patience_s:
                 raise self._hub_failure or self._failure or self._gathering.failure or await self._missing()
         return []
+
+    def _nodes(self, weights: Weights, files: Iterable[str]) -> dict[str, set[str]]:
+        """The nodes that need each file for the placement's rings, and are there."""
+        there = {self._others.own, *(peer.node for peer in self._others.alive())}
+        needing = nodes_by_file(self._others.rings(), self._model, weights)
+        return {file: needing.get(file, set()) & there for file in files}
+
+    async def _gives_way(self, weights: Weights, file: str) -> bool:
+        """Whether another node began at the same time and comes first. Only who fetches a file out of turn has to look."""
+        own, revision, nodes = self._others.own, self._model.revision, self._nodes(weights, [file])[file]
+        if not self._others.alive() or (own in nodes and not turn(own, nodes, revision, file)):
+            return False
+        await asyncio.sleep(LOOK_AGAIN_S)
+        listings, _ = await self._others.ask(self._model, self._gathering.lost)
+        rivals = [peer.node for peer, listing in listings.items() if file in listing.fetching]
+        mine = place(own, nodes, revision, file)
+        is_first = all(place(rival, nodes, revision, file) < mine for rival in rivals)
+        return not is_first or bool(self._offered(weights, [file], listings))
 
     async def _link(self, paths: Mapping[str, Path], weights: Collection[str]) -> None:
         """Bring files together in one directory: some came from the hub into its cache, others from nodes."""
@@ -204,8 +213,10 @@ class StageFetch:
         self._meter.count(here)
         self._progress(self._meter.download())
 
-    async def _download(self, file: str, needed: int) -> None:
-        """Cancelling it returns at once; its thread ends with the next bytes that arrive, or with the read timeout."""
+    async def _download(self, weights: Weights, files: Sequence[str]) -> None:
+        """Download the first one of these files, if no other node does. Cancelling it returns at once; its thread ends with the
+        next bytes that arrive, or with the read timeout.
+        """
         loop, stop, due = asyncio.get_running_loop(), threading.Event(), False
 
         def note(here: int) -> None:
@@ -223,17 +234,18 @@ class StageFetch:
             if not stop.is_set():
                 self._progress(self._meter.download())
 
-        model, told = self._model, (self._model, file)
-        self._others.fetching.append(told)
+        model, file, needed = self._model, files[0], _total(weights, files)
+        self._others.fetching.append((model, file))
         try:
-            fetch = partial(self._hub.fetch, model.id, file, note, revision=model.revision, needed=needed)
-            await self._downloads.run(fetch)
+            if not await self._gives_way(weights, file):
+                fetch = partial(self._hub.fetch, model.id, file, note, revision=model.revision, needed=needed)
+                await self._downloads.run(fetch)
         except (HubUnavailable, ModelGated, ModelNotFound) as error:
             self._hub_failure = error
             self._free_since = {}  # from now on the others have their turns
         finally:
             stop.set()
-            self._others.fetching.remove(told)
+            self._others.fetching.remove((model, file))
 
     async def _missing(self) -> PippinError:
         """The error for a revision that no node holds."""

@@ -6,7 +6,7 @@ from node.core.model_files import File, Listing
 from node.core.models import HeldModel, ModelVersion, Shard, TensorHeader
 from node.core.nodes import Address
 from node.core.rings import Ring, StageSpec
-from node.model.offers import holders_of, nodes_by_file, turn
+from node.model.offers import holders_of, nodes_by_file, place, turn
 from node.model.weights import Weights
 
 A, B, C = (Address(f"10.0.0.{number}:1", name) for number, name in enumerate("abc"))
@@ -49,6 +49,7 @@ def test_nodes_fetch_a_file_in_turn():
         assert sorted(turn(node, nodes, "r", file) for node in nodes) == [0, 1, 2, 3, 4]
         assert turn("pulls", nodes, "r", file) == 5
         assert turn("a", {"a"}, "r", file) == turn("pulls", set(), "r", file) == 0
+        assert place("a", nodes, "r", file) > place("pulls", nodes, "r", file)
     first = {file: min(nodes, key=lambda node: turn(node, nodes, "r", file)) for file in files}
     assert all(20 < list(first.values()).count(node) < 60 for node in nodes), "each node fetches its share"
     for file in files:

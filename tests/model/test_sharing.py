@@ -40,7 +40,7 @@ class Client:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(stage_fetch, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(stage_fetch, "LOOK_AGAIN_S", 0.2)
     monkeypatch.setattr(stage_fetch, "TURN_S", TURN_S)
 
 
@@ -129,6 +129,12 @@ async def test_stages_with_files_in_common(node, fake_hub, commit):
     assert sorted(fake_hub.fetched()) == [FIRST, SECOND, THIRD]
 
 
+async def test_pulls_that_begin_at_the_same_moment(node, fake_hub, commit):
+    for directory in await loaded(*(whole(node(name), commit) for name in "abc")):
+        check(fake_hub, directory, FIRST, SECOND, THIRD)
+    assert sorted(fake_hub.fetched()) == [FIRST, SECOND, THIRD]
+
+
 async def test_a_pull_leaves_what_another_one_fetches(node, fake_hub, commit):
     one, two = node("a"), node("b")
     fake_hub.stalls[FIRST] = 100
@@ -171,6 +177,22 @@ async def test_without_a_token_the_next_one_fetches(node, fake_hub, commit):
     for directory in await loaded(*(whole(each, commit) for each in (stranger, *nodes))):
         check(fake_hub, directory, FIRST, SECOND, THIRD)
     assert sorted(fake_hub.fetched()) == [FIRST, SECOND, THIRD]
+
+
+async def test_a_node_without_a_token_waits_for_one_that_is_busy_with_other_files(node, fake_hub, commit):
+    fake_hub.gated.add(ID)
+    stranger, other = node("a", token="bad"), node("b")
+    node.client.rings = replicas(commit, "ab")
+    await small_files(other, commit=commit)
+    fake_hub.stalls = dict.fromkeys((FIRST, SECOND, THIRD), 100)
+    loads = [asyncio.create_task(whole(each, commit)) for each in (stranger, other)]
+    await until(fake_hub.fetched)
+    fake_hub.stalls.clear()
+    await asyncio.sleep(4 * TURN_S)
+    assert not any(load.done() for load in loads)
+    fake_hub.stalled.set()
+    for directory in await loaded(*loads):
+        check(fake_hub, directory, FIRST, SECOND, THIRD)
 
 
 async def test_the_first_one_never_begins(node, fake_hub, commit):

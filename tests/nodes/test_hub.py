@@ -102,7 +102,9 @@ def test_a_peer_and_the_receiver_are_killed_half_way_and_nothing_comes_twice(clu
     asked = {name: cluster.directory / f"asked-{name}" for name in ("n1", "n2")}
     for name, log in asked.items():
         log.touch()
-        Hub(endpoint=hub.url, cache_dir=cluster.directory / name / "home" / "hub").fetch(ID, 0, 8, ends=True)
+        cache = Hub(endpoint=hub.url, cache_dir=cluster.directory / name / "home" / "hub")
+        for file in cache.metadata(ID).weights.sizes:
+            cache.fetch(ID, file)
     nodes = []
     for name, log in asked.items():
         offline = {**of_hub(hub, cluster.directory / name / "home"), "HF_ENDPOINT": UNREACHABLE}
