@@ -44,7 +44,14 @@ def check(quick: bool, out: Path) -> int:
     with file, tempfile.TemporaryDirectory(prefix="pippin-check-") as folder:
         report = Report(lambda text: _say(text, file))
         try:
-            _whole(report, Path(folder), quick=quick)
+            began = time.time()
+            form = " --quick" if quick else ""
+            report.section(f"Pippin {__version__}, node --check{form}, {time.strftime('%Y-%m-%d')}")
+            if platform.system() == "Darwin" and not quick:
+                report.section(parts.MAY_RESTART)
+            _check(report, Path(folder), quick=quick)
+            report.end()
+            report.section(f"It took {time.time() - began:.0f} s.")
         except KeyboardInterrupt:
             report.section("It was stopped here.")
             raise
@@ -61,17 +68,6 @@ def _say(text: str, file: TextIO) -> None:
     print(text, flush=True)
 
 
-def _whole(report: Report, folder: Path, *, quick: bool) -> None:
-    began = time.time()
-    form = " --quick" if quick else ""
-    report.section(f"Pippin {__version__}, node --check{form}, {time.strftime('%Y-%m-%d')}")
-    if platform.system() == "Darwin" and not quick:
-        report.section(parts.MAY_RESTART)
-    _check(report, folder, quick=quick)
-    report.end()
-    report.section(f"It took {time.time() - began:.0f} s.")
-
-
 def _check(report: Report, folder: Path, *, quick: bool) -> None:
     with report.expecting("MLX", "it starts"):
         device: dict[str, Any] = compute("device")
@@ -83,7 +79,7 @@ def _check(report: Report, folder: Path, *, quick: bool) -> None:
         if not quick:
             parts.suite(report)
         with report.expecting("Models for the check"):
-            parts.write_models(folder, size)
+            compute("write", configs=size.configs, folder=str(folder))
             parts.split(report, folder, size)
             parts.pool(report, folder, size)
             parts.together(report, folder)

@@ -9,15 +9,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from node.check.processes import Node, PartFailed, compute, nodes, until
 from node.check.report import Line, Report
-from node.check.sizes import DENSE, SMALL, VOCABULARY, Size
+from node.check.sizes import DENSE, VOCABULARY, Size
 from node.core.units import format_bytes
 from node.host import memory
 from node.host.chip import chip_name, system_name
@@ -143,18 +144,9 @@ def progress(printed: str) -> str:
     return "".join(re.findall(r"^([.FEsxX]+)(?: +\[ *\d+%\])?$", printed, re.MULTILINE))
 
 
-def write_models(folder: Path, size: Size) -> None:
-    """Raises PartFailed."""
-    compute("write", configs=_configs(size), folder=str(folder))
-
-
-def _configs(size: Size) -> dict[str, dict[str, Any]]:
-    return {DENSE: size.config, **SMALL}
-
-
 def split(report: Report, folder: Path, size: Size) -> None:
     report.section("A split model computes what the whole one does")
-    for name, config in _configs(size).items():
+    for name, config in size.configs.items():
         layers = config["num_hidden_layers"]
         what, expected = f"{config['model_type']}, 4 bits, in 2 stages", "the same bits in all steps"
         with report.expecting(what, expected):
@@ -193,10 +185,7 @@ def speed(report: Report, folder: Path, size: Size, *, judge: bool) -> str:
     lengths = (SHORT, SHORT, size.context, size.context)  # each twice: the first compiles kernels
     prompts = [_prompt(length, seed) for seed, length in enumerate(lengths)]
     theirs = compute("stock", folder=str(folder / DENSE), prompts=prompts, tokens=size.tokens)
-    room = str(size.context + size.tokens + 64)
-    options = ["--models-dir", str(folder), "--model", DENSE, "--host", "127.0.0.1", "--no-mdns", "--context", room]
-    with nodes(folder / "nodes", [*options, "--max-sessions", "1"]) as (node,):
-        _ready(node, 1)
+    with _alone(folder, size, sessions=1) as node:
         ours = [node.complete(DENSE, prompt, size.tokens) for prompt in prompts]
 
     def compare(what: str, own: float, stock: float, digits: int) -> None:
@@ -211,6 +200,16 @@ def speed(report: Report, folder: Path, size: Size, *, judge: bool) -> str:
     return str(ours[1]["text"])
 
 
+@contextmanager
+def _alone(folder: Path, size: Size, *, sessions: int) -> Iterator[Node]:
+    """One node that serves the model. Raises PartFailed."""
+    options = ["--models-dir", str(folder), "--model", DENSE, "--host", "127.0.0.1", "--no-mdns"]
+    options += ["--context", str(size.context + size.tokens + 64), "--max-sessions", str(sessions)]
+    with nodes(folder / "nodes", options) as (node,):
+        _ready(node, 1)
+        yield node
+
+
 def turnover(report: Report, folder: Path, size: Size) -> None:
     """Two streams whose prompts have nothing in common, so that caches are made and dropped all the time.
 
@@ -219,11 +218,8 @@ def turnover(report: Report, folder: Path, size: Size) -> None:
     report.section(f"Two streams at once, with new prompts for {size.busy_s:.0f} s")
     if platform.system() == "Darwin":
         report.section(MAY_RESTART)
-    options = ["--models-dir", str(folder), "--model", DENSE, "--host", "127.0.0.1", "--no-mdns"]
-    options += ["--context", str(size.context + size.tokens + 64), "--max-sessions", "2"]
     # When it is interrupted, the node ends first, and with it the streams.
-    with ThreadPoolExecutor(2) as streams, nodes(folder / "nodes", options) as (node,):
-        _ready(node, 1)
+    with ThreadPoolExecutor(2) as streams, _alone(folder, size, sessions=2) as node:
         until_s = time.monotonic() + size.busy_s
 
         def stream(seed: int) -> int:

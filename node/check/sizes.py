@@ -26,8 +26,9 @@ class Size:
     """Seconds of two streams at once."""
 
     @property
-    def config(self) -> dict[str, Any]:
-        return {
+    def configs(self) -> dict[str, dict[str, Any]]:
+        """Of the models, by name."""
+        dense = COMMON | {
             "model_type": "llama",
             "hidden_size": self.heads * HEAD,
             "num_hidden_layers": self.layers,
@@ -35,12 +36,10 @@ class Size:
             "num_key_value_heads": max(self.heads // 2, 1),
             "head_dim": HEAD,
             "intermediate_size": self.inner,
-            "vocab_size": VOCABULARY,
-            "max_position_embeddings": 32768,
             "rms_norm_eps": 1e-5,
             "rope_theta": 500000.0,
-            "tie_word_embeddings": True,
         }
+        return {DENSE: dense, **SMALL}
 
 
 GPU = Size(layers=16, heads=16, inner=8192, context=8192, tokens=256, pool_tokens=4000, busy_s=180)
