@@ -7,6 +7,7 @@ huggingface_hub's own download starts each file from zero, and Xet's cannot be s
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def download(source: Source, blob: Path, progress: Callable[[int], None]) -> Non
     """
     while not blob.exists():
         try:
-            with PartialFile(blob, source.size, source.etag, source.name) as partial:
+            with closing(PartialFile(blob, source.size, source.etag, source.name)) as partial:
                 progress(partial.offset)
                 _complete(source, partial, progress)
         except NotReady:
@@ -76,17 +77,17 @@ def first_bytes(url: str, headers: Mapping[str, str], count: int) -> bytes:
 
 def _complete(source: Source, partial: PartialFile, progress: Callable[[int], None]) -> None:
     digest = source.etag if is_digest(source.etag) else None
-    is_resumed = partial.offset > 0
-    _fill(source, partial, progress)
-    try:
-        partial.finish(digest)
-    except ModelBroken:
-        if not is_resumed:
-            raise
-        log.warning("%s: what an earlier try left was damaged; fetching it anew", source.url)
-        partial.restart()
+    while True:
+        is_resumed = partial.offset > 0
         _fill(source, partial, progress)
-        partial.finish(digest)
+        try:
+            partial.finish(digest)
+        except ModelBroken:
+            if not is_resumed:
+                raise
+            log.warning("%s: what an earlier try left was damaged; fetching it anew", source.url)
+        else:
+            return
 
 
 def _fill(source: Source, partial: PartialFile, progress: Callable[[int], None]) -> None:

@@ -6,8 +6,6 @@ import logging
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from node.core.errors import ModelBroken, NoCapacity, NotReady
 from node.model.digests import hash_for, mismatch, note_digest
@@ -40,7 +38,7 @@ class PartialFile:
         self._name = name or path.name
         self._part = self.beside(path)
         self._size = size
-        self._using = threading.Lock()
+        self._using = threading.RLock()
         try:
             # Unbuffered: what `write` accepted is in the file, and a full disk shows there rather than in `close`.
             self._file = self._part.open("a+b", buffering=0)
@@ -79,12 +77,6 @@ class PartialFile:
         self.offset = self._file.tell()
         """Number of bytes received, from which the sender is to continue."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the file, after any write in progress."""
         with self._using:
@@ -94,7 +86,7 @@ class PartialFile:
         """Append a chunk. Raises NoCapacity, and ModelBroken if the file becomes longer than its size."""
         with self._using:
             if self.offset + len(chunk) > self._size:
-                self._file.truncate(0)
+                self.restart()
                 raise ModelBroken(f"{self._path.name} is longer than the {self._size:,} bytes that were offered.")
             left = memoryview(chunk)
             try:
@@ -120,13 +112,13 @@ class PartialFile:
         """Verify the size and, if given, the digest; then atomically rename the file to its final name. `note`: keep the
         digest beside it.
 
-        Raises NoCapacity, and ModelBroken; when the digest is wrong, the next try starts at zero.
+        Raises NoCapacity, and ModelBroken; when the digest is wrong, it starts over.
         """
         with self._using:
             if self.offset != self._size:
                 raise ModelBroken(f"{self._path.name} ended after {self.offset:,} of {self._size:,} bytes.")
             if digest is not None and (found := self._hash.hexdigest()) != digest:
-                self._file.truncate(0)
+                self.restart()
                 raise mismatch(self._name, digest, found)
             os.fsync(self._file.fileno())
             if digest and note:

@@ -4,6 +4,7 @@ import hashlib
 import random
 import resource
 import signal
+from contextlib import closing
 
 import pytest
 
@@ -22,7 +23,7 @@ def path(tmp_path):
 
 
 def opened(path, digest=SHA256):
-    return PartialFile(path, len(CONTENT), digest)
+    return closing(PartialFile(path, len(CONTENT), digest))
 
 
 @pytest.mark.parametrize("digest", [SHA256, BLOB_ID])

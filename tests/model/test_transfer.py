@@ -1,5 +1,6 @@
 import hashlib
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def content_of(directory, name, offset=0):
 
 def copy(source, directory, file):
     directory.mkdir(parents=True, exist_ok=True)
-    with PartialFile(directory / file.name, file.size, file.digest) as partial:
+    with closing(PartialFile(directory / file.name, file.size, file.digest)) as partial:
         for chunk, sha256 in read(source, file.name):  # noqa: B007
             partial.write(chunk)
         assert file.digest in ("", sha256)
