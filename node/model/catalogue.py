@@ -77,17 +77,14 @@ class Catalogue:
         Raises OSError when this process has no descriptors left.
         """
         with self._refreshing:
-            self._refresh()
-
-    def _refresh(self) -> None:
-        local: dict[HeldModel, None] = {}
-        created: dict[str, int] = {}
-        for model_id, folder in self._scanner.search(self._roots, self._fetched, self._hub_cache):
-            if folder.whole and len(local) < MAX_MODELS:
-                local[HeldModel(model_id, folder.revision, folder.weight_bytes)] = None
-                created.setdefault(model_id, folder.created)
-        self._created, self._local = created, tuple(local)
-        self._gguf = tuple(sorted(set(self._scanner.gguf) - created.keys()))
+            local: dict[HeldModel, None] = {}
+            created: dict[str, int] = {}
+            for model_id, folder in self._scanner.search(self._roots, self._fetched, self._hub_cache):
+                if folder.whole and len(local) < MAX_MODELS:
+                    local[HeldModel(model_id, folder.revision, folder.weight_bytes)] = None
+                    created.setdefault(model_id, folder.files["config.json"][1] // 1_000_000_000)
+            self._created, self._local = created, tuple(local)
+            self._gguf = tuple(sorted(set(self._scanner.gguf) - created.keys()))
 
     def local(self) -> tuple[HeldModel, ...]:
         """The models that were complete at the last search, in the order of the directories searched."""
@@ -108,7 +105,9 @@ class Catalogue:
         """
         if model_id := self.match(name, elsewhere):
             return model_id
-        self._search_again()
+        if time.monotonic() - self._searched_again_at > SEARCH_AGAIN_S:
+            self._searched_again_at = time.monotonic()
+            self.refresh()
         if model_id := self.match(name, elsewhere):
             return model_id
         if flaw := self.flaw(canonical(name)):
@@ -117,12 +116,6 @@ class Catalogue:
         near = difflib.get_close_matches(name.strip(), (*self._created, *elsewhere), n=1)
         hint = f"Did you mean {near[0]}?" if near else "Write its hub id, `org/name`, or see `/v1/models`."
         raise ModelNotFound(f"There is no model {name.strip()!r} here.", hint=hint, param="model")
-
-    def _search_again(self) -> None:
-        """Refresh for a name that is not known, at most once in SEARCH_AGAIN_S."""
-        if time.monotonic() - self._searched_again_at > SEARCH_AGAIN_S:
-            self._searched_again_at = time.monotonic()
-            self.refresh()
 
     def match(self, name: str, elsewhere: Sequence[str] = ()) -> str | None:
         """Resolve a name as `find` does; None for a one-part name that matches nothing. Raises ModelNotFound."""
@@ -148,8 +141,7 @@ class Catalogue:
 
     def described(self, model_id: str, revision: str = "") -> Folder | None:
         """Folder with at least the config and all tensor headers, which suffice to place the model; else None."""
-        places = self._places(model_id, revision)
-        return next((folder for folder in places if folder.whole or DESCRIPTION in folder.files), None)
+        return next(self._describing(model_id, revision), None)
 
     def directory_for(self, shard: Shard, ends: bool) -> Path | None:
         """Directory with the files of one stage: of the complete model, or of the part that the stage needs."""
@@ -159,8 +151,7 @@ class Catalogue:
 
     def offered(self, model_id: str, revision: str) -> list[Path]:
         """Directories from which other nodes may take files of the model: they describe all of its tensors."""
-        places = self._places(model_id, revision)
-        return [place.path for place in places if place.whole or DESCRIPTION in place.files]
+        return [place.path for place in self._describing(model_id, revision)]
 
     def paths(self, model_id: str, revision: str) -> dict[str, Path]:
         """All files of the model that are here, in any directory, by name."""
@@ -221,6 +212,9 @@ class Catalogue:
             where = "It comes with Pippin." if builtin.is_dir() else where
             raise ModelNotFound(f"No files of {model_id} were fetched to this node.", hint=where, param="model")
         return sum(map(_delete, found))
+
+    def _describing(self, model_id: str, revision: str) -> Iterator[Folder]:
+        return (place for place in self._places(model_id, revision) if place.whole or DESCRIPTION in place.files)
 
     def _places(self, model_id: str, revision: str) -> Iterator[Folder]:
         """Folders of this revision; for an empty `revision`, all whose revision is known."""

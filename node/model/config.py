@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,24 @@ from node.model.json_parser import JsonParser
 log = logging.getLogger(__name__)
 
 
+@contextmanager
+def _reading(what: str, directory: Path) -> Iterator[None]:
+    """Raises ModelBroken for errors of the disk and of damaged files; JSON and UTF-8 errors are ValueErrors."""
+    try:
+        yield
+    except MLX_ERRORS as error:
+        raise ModelBroken(f"{what} of {directory.name} cannot be read: {naming(error, directory)}") from error
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """Read the model's config.json. Raises ModelBroken if it is missing or not a JSON object with a model_type."""
-    try:
+    with _reading("config.json", directory):
         for name in CONFIGS:
             check_small(directory / name)
-        config = load_config(directory)
-    except FileNotFoundError as error:
-        raise ModelBroken(f"{directory.name} has no config.json.") from error
-    except MLX_ERRORS as error:  # JSON and UTF-8 errors are ValueErrors
-        raise ModelBroken(f"config.json of {directory.name} cannot be read: {naming(error, directory)}") from error
+        try:
+            config = load_config(directory)
+        except FileNotFoundError as error:
+            raise ModelBroken(f"{directory.name} has no config.json.") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelBroken(f"config.json of {directory.name} names no model_type.")
     return config
@@ -39,10 +49,8 @@ def read_sampling(directory: Path) -> dict[str, float]:
     """
     path = directory / "generation_config.json"
     check_small(path)
-    try:
+    with _reading(path.name, directory):
         given = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelBroken(f"{path.name} of {directory.name} cannot be read: {naming(error, directory)}") from error
     proposed = {name: given[name] for name in RANGES if given.get(name) is not None} if isinstance(given, dict) else {}
     if absurd := {name: value for name, value in proposed.items() if not in_range(name, value)}:
         _tell_once(path, f"{absurd!r:.200}")
@@ -58,16 +66,12 @@ def _tell_once(path: Path, absurd: str) -> None:
 def read_template(directory: Path, parser: JsonParser) -> str:
     """The model's chat template in Jinja, the default one if it has several; empty if it has none. Raises ModelBroken."""
     own, config = directory / "chat_template.jinja", directory / "tokenizer_config.json"
-    try:
+    with _reading("The chat template", directory):
         for path in (own, config):
             check_small(path)
         if own.exists():
             return own.read_text("utf-8")
         return parser.template(config.read_bytes()) if config.exists() else ""
-    except (OSError, ValueError) as error:
-        raise ModelBroken(
-            f"The chat template of {directory.name} cannot be read: {naming(error, directory)}"
-        ) from error
 
 
 def check_small(path: Path) -> None:

@@ -1,22 +1,24 @@
-"""Digests of model files, as the hub has them: its etag is the SHA-256 of a large file and the git blob id of a small one."""
+"""Digests of model files, as the hub has them: its etag is the SHA-256 of a large file and the git blob id of a small one. And
+the digest of a whole folder, which is the revision of a model that is not from the hub.
+"""
 
 import hashlib
+import json
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO
 
 from node.core.errors import ModelBroken
-from node.model.file_names import is_small
+from node.model.file_names import DESCRIPTION, is_small
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_BLOB = re.compile(r"[0-9a-f]{40}")
 _CHUNK = 1 << 20
-
-
-class Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
 
 
 def is_digest(etag: str) -> bool:
@@ -24,7 +26,7 @@ def is_digest(etag: str) -> bool:
     return bool(_SHA256.fullmatch(etag) or _GIT_BLOB.fullmatch(etag))
 
 
-def hash_for(digest: str, size: int) -> Hash:
+def hash_for(digest: str, size: int) -> "hashlib._Hash":
     """A hash of a file of `size` bytes that has the form of `digest`: a git blob id, or else SHA-256."""
     if _GIT_BLOB.fullmatch(digest):
         return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -55,8 +57,9 @@ def digest_of(path: Path) -> str:
     blob = path.resolve()
     if blob.parent.name == "blobs" and is_digest(blob.name):  # the hub's cache names files by their etags
         return blob.name
-    if noted := _noted(path):
-        return noted
+    with suppress(OSError):
+        if is_digest(noted := _note_of(path).read_text(errors="replace")):
+            return noted
     return digest_like("", path) if is_small(path.name) else ""
 
 
@@ -65,13 +68,31 @@ def note_digest(path: Path, digest: str) -> None:
     _note_of(path).write_text(digest)
 
 
-def _noted(path: Path) -> str:
-    try:
-        noted = _note_of(path).read_text(errors="replace")
-    except OSError:
-        return ""
-    return noted if is_digest(noted) else ""
-
-
 def _note_of(path: Path) -> Path:
     return path.with_name(path.name + ".digest")
+
+
+def fingerprint(directory: Path, names: Iterable[str]) -> str:
+    """Revision of a model in a local directory: the same for a copy on another machine. Raises OSError.
+
+    It covers, of the named files, all bytes of config, tokenizer, template and index, but only size and samples of weights: reading
+    gigabytes would take too long.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        if name == DESCRIPTION:  # it adds nothing to the other files
+            continue
+        with (directory / name).open("rb") as file:
+            size = file.seek(0, 2)
+            digest.update(json.dumps([name, size]).encode())
+            file.seek(0)
+            for part in iter(partial(file.read, _CHUNK), b"") if is_small(name) else _samples(file, size):
+                digest.update(part)
+    return f"local-{digest.hexdigest()[:32]}"
+
+
+def _samples(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield samples at equal distances, from the header to the last bytes."""
+    for number in range(_SAMPLES):
+        file.seek(max(size - _SAMPLE_BYTES, 0) * number // (_SAMPLES - 1))
+        yield file.read(_SAMPLE_BYTES)

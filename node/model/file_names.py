@@ -54,14 +54,9 @@ def is_small(name: str) -> bool:
     return name in _SMALL
 
 
-def max_bytes(name: str) -> int:
-    """Maximum bytes of a small file of this name."""
-    return _MAX_BYTES.get(name, MAX_TOKENIZER_BYTES)
-
-
 def check_size(name: str, size: int) -> None:
     """Raises ModelBroken if a small file is larger than any that a model needs: parsed, it takes 30 times its size."""
-    if size > (most := max_bytes(name)):
+    if size > (most := _MAX_BYTES.get(name, MAX_TOKENIZER_BYTES)):
         raise ModelBroken(f"{name} has {size:,} bytes; {most:,} are the most.", hint="Choose another model.")
 
 

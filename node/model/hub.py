@@ -137,10 +137,8 @@ class Hub:
         if not files:
             raise unloadable(f"{model_id} on the hub", sizes)
 
-        def header(file: str) -> dict[str, TensorHeader]:
-            return self._header(model_id, directory.name, file, sizes[file])
-
-        tensors = {name: tensor for part in self._readers.map(header, files) for name, tensor in part.items()}
+        headers = self._readers.map(lambda file: self._header(model_id, directory.name, file, sizes[file]), files)
+        tensors = {name: tensor for part in headers for name, tensor in part.items()}
         weights = Weights(tensors, {file: sizes[file] for file in files})
         part = directory / f"{DESCRIPTION}.{uuid.uuid4().hex}.part"  # nodes on one machine share the cache
         part.write_bytes(weights.to_json())

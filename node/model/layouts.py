@@ -5,7 +5,6 @@ import hashlib
 import logging
 import os
 import re
-import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -19,9 +18,8 @@ from node.model.config import read_config
 from node.model.file_names import CONFIGS, DESCRIPTION, INDEX, check_size, is_weights
 from node.model.formats import unloadable
 from node.model.json_parser import JsonParser
-from node.model.parameters import count_parameters
 from node.model.safetensors_header import AGAIN, MAX_TENSORS, header_length
-from node.model.weights import Weights, layers_by_file
+from node.model.weights import Weights, count_parameters, layers_by_file
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +43,7 @@ class Layout:
         self._headers: dict[str, dict[str, TensorHeader]] = {}
         self.stats: Mapping[str, Stat] = _stats(directory)
         """Of the files that it is read from, by name."""
+        self._present = set(filter(is_weights, self.stats))
 
     @cached_property
     def description(self) -> Weights | None:
@@ -72,7 +71,7 @@ class Layout:
         if self.description is not None:
             return self.description.weight_map
         name, present = self._directory.name, self._present
-        indexed = self._index
+        indexed = read_index(self._directory / INDEX, self._parser) if INDEX in self.stats else {}
         # An index whose files are all missing, next to other weights, is left over from before a conversion.
         if indexed and (not present or present & set(indexed.values())):
             if not all(map(is_weights, indexed.values())):
@@ -141,15 +140,6 @@ class Layout:
         description = self.weights.to_json()
         return description, hashlib.sha256(description).hexdigest()
 
-    @property
-    def _present(self) -> set[str]:
-        return set(filter(is_weights, self.stats))
-
-    @cached_property
-    def _index(self) -> dict[str, str]:
-        """Map from tensor to file in the index; empty if there is no index."""
-        return read_index(self._directory / INDEX, self._parser) if INDEX in self.stats else {}
-
     def _header(self, file: str) -> dict[str, TensorHeader]:
         if file not in self._headers:
             self._headers[file] = read_header(self._directory / file, self._parser)
@@ -177,21 +167,22 @@ class Layouts:
             return known
 
 
+def stat_of(found: os.stat_result) -> Stat:
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
 def _stats(directory: Path) -> dict[str, Stat]:
+    found = {}
     with os.scandir(directory) as entries:
-        found = {entry.name: _stat(entry) for entry in entries if entry.name in _READ or is_weights(entry.name)}
-    return {name: each for name, each in found.items() if each is not None}
-
-
-def _stat(entry: os.DirEntry[str]) -> Stat | None:
-    """None for what is no file."""
-    try:
-        found = entry.stat()
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return None
-        raise
-    return (found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+        for entry in entries:
+            if entry.name in _READ or is_weights(entry.name):
+                try:
+                    if entry.is_file():
+                        found[entry.name] = stat_of(entry.stat())
+                except OSError as error:
+                    if error.errno not in _ABSENT:
+                        raise
+    return found
 
 
 def read_header(path: Path, parser: JsonParser) -> dict[str, TensorHeader]:

@@ -7,13 +7,14 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.core.errors import ModelBroken, PippinError
+from node.model.digests import fingerprint
 from node.model.file_names import DESCRIPTION, is_safe, is_small, is_weights
-from node.model.fingerprint import fingerprint
-from node.model.layouts import Layouts, Stat
+from node.model.layouts import Layouts, Stat, stat_of
 from node.model.weights import files_for, layers_by_file
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,6 @@ class Folder:
     """Whether all weights of the text model are here."""
     revision: str
     """Commit of the model; for a complete local directory its fingerprint, for an incomplete one empty."""
-
-    @property
-    def created(self) -> int:
-        """Modification time of the config, in seconds since 1970."""
-        return self.files["config.json"][1] // 1_000_000_000
 
     @property
     def weight_bytes(self) -> int:
@@ -113,8 +109,11 @@ class FolderScanner:
         """
         found = [folder for path in self.folders(repository / "snapshots") if (folder := self.read(path, path.name))]
         if len(found) > 1:
-            main = self._main(repository)
-            found.sort(key=lambda folder: (folder.path.name == main, self._changed(folder.path)), reverse=True)
+            main, changed = self._main(repository), dict.fromkeys((folder.path for folder in found), 0.0)
+            for path in changed:
+                with self._noting(path):
+                    changed[path] = path.stat().st_mtime
+            found.sort(key=lambda folder: (folder.path.name == main, changed[folder.path]), reverse=True)
         return found
 
     def read(self, path: Path, revision: str = "") -> Folder | None:
@@ -126,16 +125,13 @@ class FolderScanner:
         known = self._known.get(path)
         if known and known.files == files:
             return known
-        try:
+        folder = Folder(path, files, whole=False, revision=revision)
+        with self._noting(path):
             weights = self._map(path)
-            whole = weights is not None and files.keys() >= layers_by_file(weights).keys()
-            revision = revision or (fingerprint(path, files) if whole else "")
-        except OSError as error:
-            self._log_failure(path, error)
-            return Folder(path, files, whole=False, revision=revision)
-        folder = Folder(path, files, whole, revision)
-        if weights is not None:  # else try again next time, as the disk may recover
-            self._known[path] = folder
+            if weights is not None:  # else try again next time, as the disk may recover
+                whole = files.keys() >= layers_by_file(weights).keys()
+                revision = revision or (fingerprint(path, files) if whole else "")
+                folder = self._known[path] = Folder(path, files, whole, revision)
         return folder
 
     def has_stage(self, folder: Folder, start: int, end: int, ends: bool) -> bool:
@@ -145,12 +141,10 @@ class FolderScanner:
         """
         if folder.whole or DESCRIPTION not in folder.files:
             return folder.whole
-        try:
+        weights = None
+        with self._noting(folder.path):
             weights = self._map(folder.path)
-            return weights is not None and folder.files.keys() >= files_for(layers_by_file(weights), start, end, ends)
-        except OSError as error:
-            self._log_failure(folder.path, error)
-            return False
+        return weights is not None and folder.files.keys() >= files_for(layers_by_file(weights), start, end, ends)
 
     # --- the disk -----------------------------------------------------------------------------------------------------
 
@@ -158,11 +152,9 @@ class FolderScanner:
         """Subfolders whose names can be part of a model's id, sorted by name."""
         found = []
         for entry in self._entries(path):
-            try:
+            with self._noting(path / entry.name):
                 if is_safe(entry.name) and entry.is_dir():
                     found.append(path / entry.name)
-            except OSError as error:
-                self._log_failure(path / entry.name, error)
         return sorted(found)
 
     def _files(self, path: Path) -> dict[str, Stat]:
@@ -171,38 +163,23 @@ class FolderScanner:
         for entry in self._entries(path):
             if entry.name.lower().endswith(".gguf"):
                 self._gguf.add(path)
-            try:
+            with self._noting(path / entry.name):
                 if (is_small(entry.name) or is_weights(entry.name)) and entry.is_file():
-                    stat = entry.stat()
-                    found[entry.name] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
-            except OSError as error:
-                self._log_failure(path / entry.name, error)
+                    found[entry.name] = stat_of(entry.stat())
         return found
 
     def _entries(self, path: Path) -> list[os.DirEntry[str]]:
         found: list[os.DirEntry[str]] = []
-        try:
-            with os.scandir(path) as entries:
-                found.extend(entries)
-        except OSError as error:
-            self._log_failure(path, error)
+        with self._noting(path), os.scandir(path) as entries:
+            found.extend(entries)
         return found
 
     def _main(self, repository: Path) -> str:
         """Commit of `main` according to the cache; empty if unknown."""
-        try:
-            with (repository / "refs" / "main").open("rb") as file:
-                return file.read(100).decode("ascii", "replace").strip()
-        except OSError as error:
-            self._log_failure(repository / "refs" / "main", error)
-            return ""
-
-    def _changed(self, path: Path) -> float:
-        try:
-            return path.stat().st_mtime
-        except OSError as error:
-            self._log_failure(path, error)
-            return 0.0
+        path, commit = repository / "refs" / "main", b""
+        with self._noting(path), path.open("rb") as file:
+            commit = file.read(100)
+        return commit.decode("ascii", "replace").strip()
 
     def _map(self, path: Path) -> dict[str, str] | None:
         """Map from tensor to file; None if the folder is damaged or of another format. Raises OSError."""
@@ -218,11 +195,16 @@ class FolderScanner:
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
-    def _log_failure(self, path: Path, error: OSError) -> None:
-        if error.errno in OURS:
-            raise error
-        if error.errno not in GONE:
-            self._log_once(path, error.strerror or str(error))
+    @contextmanager
+    def _noting(self, path: Path) -> Iterator[None]:
+        """Whatever fails in the block is left out, and logged once."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in OURS:
+                raise
+            if error.errno not in GONE:
+                self._log_once(path, error.strerror or str(error))
 
     def _log_once(self, path: Path, what: str) -> None:
         trouble = (path, what)

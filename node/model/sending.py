@@ -14,7 +14,7 @@ from node.core.errors import BadRequest, ModelNotFound
 from node.core.model_files import File
 from node.model.digests import digest_of
 from node.model.file_names import DESCRIPTION, is_small, is_weights
-from node.model.layouts import Layouts, Stat
+from node.model.layouts import Layouts, Stat, stat_of
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,10 @@ class Sender:
         for path in sorted(directory.iterdir()):
             if path.name != DESCRIPTION and (is_small(path.name) or is_weights(path.name)):
                 with suppress(ModelNotFound), self._opened(directory, path.name) as file:
-                    found.append(self._described(path, os.fstat(file.fileno())))
+                    now = stat_of(os.fstat(file.fileno()))
+                    if path not in self._digests or self._digests[path][0] != now:
+                        self._digests[path] = now, digest_of(path)
+                    found.append(File(path.name, now[0], self._digests[path][1]))
         return found
 
     def read(self, directory: Path, name: str, offset: int = 0, length: int = 0) -> Iterator[tuple[bytes, str]]:
@@ -60,13 +63,6 @@ class Sender:
             raise BadRequest(f"{name} has {size:,} bytes, so none is at {offset:,}.")
         return _part(file, offset, length) if length else _chunks(file, offset)
 
-    def _described(self, path: Path, found: os.stat_result) -> File:
-        now = found.st_size, found.st_mtime_ns, found.st_ino
-        known = self._digests.get(path)
-        if known is None or known[0] != now:
-            known = self._digests[path] = now, digest_of(path)
-        return File(path.name, found.st_size, known[1])
-
     def _opened(self, directory: Path, name: str) -> BinaryIO:
         """Open an offered file. Raises ModelNotFound, also for a link that leads elsewhere than into the hub's cache.
 
@@ -81,7 +77,11 @@ class Sender:
             raise _not_offered(directory, name) from error
         if not self._may_read(directory, directory / name, os.fstat(file.fileno())):
             file.close()
-            self._tell(directory, name)
+            if directory not in self._told and (directory / name).is_symlink():
+                self._told.add(directory)
+                log.warning(
+                    "%s of %s is not offered to other nodes, as it is a link to a file elsewhere", name, directory
+                )
             raise _not_offered(directory, name)
         return file
 
@@ -91,19 +91,10 @@ class Sender:
             is_opened = os.path.samestat(opened, place.lstat())
         except OSError:
             return False
-        is_blob = place.parent == self._blobs(directory) or (
-            place.parent.name == "blobs" and place.parents[2] == self._hub_cache.resolve()
-        )
+        is_blob = place.parent.name == "blobs" and place.parents[2] == self._hub_cache.resolve()
+        if self._hub_cache in directory.parents[2:3]:  # a user may have linked its repository to another disk
+            is_blob = is_blob or place.parent == (directory.parents[1] / "blobs").resolve()
         return is_opened and stat.S_ISREG(opened.st_mode) and (is_blob or place.parent == directory.resolve())
-
-    def _blobs(self, directory: Path) -> Path | None:
-        """Where the files of a directory of the hub's cache lie: a user may have linked its repository to another disk."""
-        return (directory.parents[1] / "blobs").resolve() if self._hub_cache in directory.parents[2:3] else None
-
-    def _tell(self, directory: Path, name: str) -> None:
-        if directory not in self._told and (directory / name).is_symlink():
-            self._told.add(directory)
-            log.warning("%s of %s is not offered to other nodes, as it is a link to a file elsewhere", name, directory)
 
 
 def _not_offered(directory: Path, name: str) -> ModelNotFound:

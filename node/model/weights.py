@@ -1,6 +1,7 @@
 """A model's tensors: the file, size and layer of each. Nothing is loaded."""
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -18,6 +19,11 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,6})\.")
 _FOREIGN = re.compile(
     r"(?:^|\.)(?:vision|visual|audio|image_|embed_vision|embed_audio|multi_modal|mm_projector|patch_merge|aligner|mtp)"
 )
+
+_GROUP = 64
+"""Numbers that share a scale in MLX's quantization, unless the config says otherwise."""
+_MAX_GROUP = 4096
+"""Configs are not trusted. Groups of MLX have at most 128 numbers."""
 
 
 def is_foreign(tensor: str) -> bool:
@@ -108,11 +114,11 @@ class Weights:
         return {name: tensor.file for name, tensor in self.tensors.items()}
 
     @cached_property
-    def _layers(self) -> dict[str, set[int | None]]:
+    def _layers_by_file(self) -> dict[str, set[int | None]]:
         return layers_by_file(self.weight_map)
 
     def files_for(self, start: int, end: int, ends: bool) -> set[str]:
-        return files_for(self._layers, start, end, ends)
+        return files_for(self._layers_by_file, start, end, ends)
 
     def to_json(self) -> bytes:
         """Description as JSON, some 90 bytes per tensor; the tensors' sizes follow from dtype and shape.
@@ -122,16 +128,13 @@ class Weights:
         files: dict[str, list[str]] = {file: [] for file in sorted(self.sizes)}
         for name in sorted(self.tensors):
             tensor = self.tensors[name]
-            files[tensor.file].append(f"{json.dumps(name)}:{_compact([tensor.dtype, *tensor.shape])}")
+            described = json.dumps([tensor.dtype, *tensor.shape], separators=(",", ":"))
+            files[tensor.file].append(f"{json.dumps(name)}:{described}")
         parts = (
             f'{json.dumps(file)}:{{"size":{self.sizes[file]},"tensors":{{{",".join(entries)}}}}}'
             for file, entries in files.items()
         )
         return f"{{{','.join(parts)}}}".encode()
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def parse_description(raw: bytes) -> tuple[dict[str, int], dict[str, Entry]]:
@@ -166,3 +169,30 @@ def _checked(file: object, accepts: Callable[[str], bool] = is_weights) -> str:
     if not isinstance(file, str) or "/" in file or not accepts(file):
         raise ValueError(f"{str(file)[:100]!r} is no name of a weight file")
     return file
+
+
+def count_parameters(weights: Weights, config: Mapping[str, Any]) -> int:
+    """Number of parameters of the text model; 0 if it is quantized in a format whose packing is not known.
+
+    MLX packs several numbers of a quantized tensor into one; the scales, one for each group, tell how many there are.
+    """
+    if "quantization_config" in config and "quantization" not in config:
+        return 0
+    total = 0
+    for name, tensor in weights.tensors.items():
+        module, _, kind = name.rpartition(".")
+        quantized = f"{module}.scales" in weights.tensors
+        if is_foreign(name) or (quantized and kind in ("weight", "biases")):
+            continue
+        size = math.prod(tensor.shape)
+        total += size * _group_size(config, module) if quantized and kind == "scales" else size
+    return total
+
+
+def _group_size(config: Mapping[str, Any], module: str) -> int:
+    """Modules may have settings of their own."""
+    general = config.get("quantization")
+    settings = general if isinstance(general, Mapping) else {}
+    own = settings.get(module)
+    size = (own if isinstance(own, Mapping) else settings).get("group_size")
+    return size if type(size) is int and 0 < size <= _MAX_GROUP else _GROUP

@@ -3,8 +3,7 @@ import pytest
 from node.core.models import TensorHeader
 from node.model.config import read_config
 from node.model.layouts import Layout
-from node.model.parameters import count_parameters
-from node.model.weights import Weights
+from node.model.weights import Weights, count_parameters
 from tests.text.test_constraint import DEMO
 
 
