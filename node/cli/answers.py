@@ -12,8 +12,6 @@ from node.cli.terminal import dim, progress, without_controls
 from node.core.generation import CONVERSATION
 
 CHAT = "/v1/chat/completions"
-WHOLE_ANSWER_S = 3600.0
-"""Timeout of an answer that is not streamed: nothing arrives before its end."""
 _KEEP_ALIVE = "keep-alive"
 
 
@@ -93,7 +91,8 @@ def run(api: Api, body: Json, *, as_json: bool, verbose: bool = False) -> bool:
     """
     if as_json:
         more = {"sampling_defaults": CONVERSATION}
-        print(json.dumps(api.ask("POST", CHAT, body | more, WHOLE_ANSWER_S), indent=2))
+        answer = api.ask("POST", CHAT, body | more, timeout=3600)  # nothing arrives before its end
+        print(json.dumps(answer, indent=2))
         return True
     shown = show(api, body)
     if verbose and shown.stats:

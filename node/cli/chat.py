@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.cli.answers import show
@@ -25,26 +26,26 @@ _ENDS = ("/quit", "/bye", "/exit")
 _FENCE = '"""'
 
 
+@dataclass(slots=True)
 class Chat:
     """One conversation. `read`: asks for a line, with a prompt; raises EOFError at the end."""
 
-    def __init__(self, api: Api, model: str, system: str = "", *, read: Callable[[str], str] = input) -> None:
-        self._api = api
-        self._model = model
-        self._system = system
-        self._read = read
-        self._turns: list[dict[str, str]] = []
-        self._sampling: dict[str, float] = {}
-        self._stats = ""
-        self._saved: Path | None = None
-        """The file that this conversation has written, which it may replace."""
+    api: Api
+    model: str
+    system: str = ""
+    read: Callable[[str], str] = input
+    _turns: list[dict[str, str]] = field(default_factory=list, init=False)
+    _sampling: dict[str, float] = field(default_factory=dict, init=False)
+    _stats: str = field(default="", init=False)
+    _saved: Path | None = field(default=None, init=False)
+    """The file that this conversation has written, which it may replace."""
 
     def run(self) -> None:
         """Take lines until /quit or Ctrl-D. Errors of single answers are shown, and the conversation goes on."""
         with contextlib.suppress(EOFError):
             while (line := self._line()) not in _ENDS:
                 try:
-                    self._take(line)
+                    self._obey(line)
                 except StatusFailed as error:
                     complain(str(error))
 
@@ -52,22 +53,20 @@ class Chat:
 
     def _line(self) -> str:
         """The next line, or the text between two fences. Raises EOFError."""
+        shown = sys.stdin.isatty()
         try:
-            line = self._ask(">>> ").strip()
+            line = self.read(">>> " if shown else "").strip()
             if not line.startswith(_FENCE):
                 return line
             text = line.removeprefix(_FENCE)
             while not text.endswith(_FENCE):
-                text += "\n" + self._ask("... ")
+                text += "\n" + self.read("... " if shown else "")
             return text.removesuffix(_FENCE).strip()
         except KeyboardInterrupt:
             print("\nCtrl-D or /quit ends the conversation.")
             return ""
 
-    def _ask(self, prompt: str) -> str:
-        return self._read(prompt if sys.stdin.isatty() else "")
-
-    def _take(self, line: str) -> None:
+    def _obey(self, line: str) -> None:
         name, _, value = line.partition(" ")
         value = value.strip()
         match name:
@@ -76,7 +75,7 @@ class Chat:
             case "/model" | "/models" | "/load":
                 self._choose(value)
             case "/system":
-                self._system = value
+                self.system = value
             case "/set":
                 self._set(*value.split(maxsplit=1))
             case "/stats":
@@ -96,10 +95,10 @@ class Chat:
 
     def _choose(self, model: str) -> None:
         if model:
-            self._model = model
+            self.model = model
             return
-        for entry in self._api.ask("GET", "/v1/models")["data"]:
-            print("*" if entry["id"] == self._model else " ", printable(entry["id"]))
+        for entry in self.api.ask("GET", "/v1/models")["data"]:
+            print("*" if entry["id"] == self.model else " ", printable(entry["id"]))
 
     def _set(self, name: str = "", written: str = "") -> None:
         try:
@@ -115,7 +114,7 @@ class Chat:
     def _save(self, name: str) -> None:
         if not name:
             raise Refused("Name the file: /save FILE")
-        body = {"model": self._model, **self._sampling, "messages": self._messages()}
+        body = {"model": self.model, **self._sampling, "messages": self._messages()}
         text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
         try:
             path = Path(name).expanduser()
@@ -131,10 +130,10 @@ class Chat:
     def _say(self, text: str) -> None:
         """An answer that was stopped stays in the conversation as far as it came; a failed one leaves nothing."""
         messages = [*self._messages(), {"role": "user", "content": text}]
-        answer = show(self._api, {"model": self._model, **self._sampling, "messages": messages})
+        answer = show(self.api, {"model": self.model, **self._sampling, "messages": messages})
         self._stats = answer.stats or self._stats
         if answer.text or answer.finish:
             self._turns += [{"role": "user", "content": text}, {"role": "assistant", "content": answer.text}]
 
     def _messages(self) -> list[dict[str, str]]:
-        return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self._turns]

@@ -8,7 +8,7 @@ import http.client
 import json
 import re
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from node.core.addresses import join_host_port
@@ -21,8 +21,6 @@ TIMEOUT_S = 5.0
 """A node answers from memory in milliseconds, even while it computes; one that takes longer is stuck."""
 DECIDE_TIMEOUT_S = 30.0
 """Longer, as the head first searches another place for everything, and tells the node."""
-PLACE_TIMEOUT_S = 120.0
-"""Longer still, as the head may first ask the hub for the model's description."""
 QUIET_S = 60.0
 """Maximum silence of a stream: a node sends a comment every 10 s while it has no token."""
 
@@ -88,9 +86,9 @@ class Api(NamedTuple):
 
         Closing it ends the connection, and with it the request.
         """
-        with self._answer("POST", path, QUIET_S, body) as answer:
-            while line := answer.readline():
-                kind, _, data = line.decode("utf-8", "replace").strip().partition(": ")
+        with closing(self.lines("POST", path, body)) as lines:
+            for line in lines:
+                kind, _, data = line.strip().partition(": ")
                 if data == "[DONE]":
                     return
                 if not kind and data:
@@ -99,9 +97,9 @@ class Api(NamedTuple):
                     yield _event(data)
         raise StatusFailed(f"{self} broke off its answer.")
 
-    def lines(self, path: str) -> Generator[str, None, None]:
+    def lines(self, method: str, path: str, body: Json | None = None) -> Generator[str, None, None]:
         """Lines of a text as they arrive; empty ones are left out. Raises NoNode, StatusFailed, Refused."""
-        with self._answer("GET", path, QUIET_S, None) as answer:
+        with self._answer(method, path, QUIET_S, body) as answer:
             while line := answer.readline():
                 if text := line.decode("utf-8", "replace").rstrip():
                     yield text

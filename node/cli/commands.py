@@ -14,10 +14,10 @@ from node import __version__
 from node.cli import answers, completion, models
 from node.cli.arguments import FOLLOW, MODEL, NODE, SYSTEM, TIMEOUT, asks_node, json_option
 from node.cli.chat import Chat
-from node.cli.client import PLACE_TIMEOUT_S, Api, Json, StatusFailed
+from node.cli.client import Api, Json, StatusFailed
 from node.cli.table import render
 from node.cli.terminal import complain, printable, progress, without_controls
-from node.cli.wait import Target, held, in_memory, model_id, wait
+from node.cli.wait import Target, in_memory, model_id, undrained, wait
 from node.core.rate import Rate
 from node.core.units import format_bytes, format_download
 from node.core.usage import Choice, Group, option
@@ -137,7 +137,8 @@ def rm(api: Api, model: str) -> None:
 @asks_node
 def load(api: Api, model: str, timeout: float, **how: int | None) -> int:
     """Load a model for good, and wait until it is ready."""
-    loaded = str(api.ask("POST", _path("models", model, "/load"), how, PLACE_TIMEOUT_S)["model"])
+    # It may take long, as the head may first ask the hub for the model's description.
+    loaded = str(api.ask("POST", _path("models", model, "/load"), how, timeout=120)["model"])
     return _wait_until(api, timeout, Target(model=loaded).missing, "loaded", f"{loaded} is loaded")
 
 
@@ -220,7 +221,7 @@ def doctor(api: Api, as_json: bool, node: str) -> int:
 def drain(api: Api, node: str, timeout: float) -> int:
     """Move a node's work to other nodes, and wait until it holds none."""
     drained = str(api.ask("POST", _path("nodes", node, "/drain"))["node"])
-    return _wait_until(api, timeout, lambda status: held(status, drained), "drained", f"{node} is drained")
+    return _wait_until(api, timeout, lambda status: undrained(status, drained), "drained", f"{node} is drained")
 
 
 @cluster.command
@@ -237,7 +238,7 @@ def logs(api: Api, node: str, lines: int, follow: bool) -> None:
     """Show the log of a node."""
     # The node at `api` asks the other one: that may have any address, and the API key is not for it.
     query = {"lines": lines, **({"node": node} if node else {}), **({"follow": "true"} if follow else {})}
-    for line in api.lines(f"/cluster/logs?{urlencode(query)}"):
+    for line in api.lines("GET", f"/cluster/logs?{urlencode(query)}"):
         print(without_controls(line), flush=True)
 
 

@@ -162,8 +162,8 @@ def _identity(user: str) -> dict[str, Any]:
     if known.pw_uid == os.getuid():
         return {}
     groups = dict.fromkeys((known.pw_gid, *os.getgrouplist(user, known.pw_gid)))
-    taken = list(groups)[: os.sysconf("SC_NGROUPS_MAX")]
-    return {"user": known.pw_uid, "group": known.pw_gid, "extra_groups": taken}
+    most = os.sysconf("SC_NGROUPS_MAX")
+    return {"user": known.pw_uid, "group": known.pw_gid, "extra_groups": list(groups)[:most]}
 
 
 def _stop(manager: Manager) -> None:

@@ -135,20 +135,16 @@ def _bandwidth(node: Json) -> str:
 
 def _progress(node: Json) -> str:
     """How far the load has come that takes longest; without one, when the node was seen."""
-    loads: list[Json] = node.get("loads", [])
-    if not loads:
-        return _ago(node["last_seen_s"])
-    load = min(loads, key=lambda load: load["progress"])
+    if not (loads := node.get("loads", [])):
+        seconds = node["last_seen_s"]
+        if seconds < 3:  # heartbeats come twice a second
+            return "now"
+        if seconds < 120:
+            return f"{seconds:.0f} s ago"
+        return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
+    load: Json = min(loads, key=lambda load: load["progress"])
     left = f", {format_duration(load['seconds_left'])} left" if load.get("seconds_left") is not None else ""
     return f"{load['progress']:.0%}".replace("%", " %") + left
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 3:  # heartbeats come twice a second
-        return "now"
-    if seconds < 120:
-        return f"{seconds:.0f} s ago"
-    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
 
 
 def context_length(count: int) -> str:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 CLEAR_LINE = "\r\x1b[2K"
 REPEAT_S = 10.0
 """Interval at which a log is told of progress."""
@@ -29,7 +28,7 @@ def complain(text: str) -> None:
 
 
 def dim(text: str, to: TextIO) -> str:
-    return f"{DIM}{text}{PLAIN}" if text and to.isatty() else text
+    return f"\x1b[2m{text}\x1b[0m" if text and to.isatty() else text
 
 
 class LogPace:

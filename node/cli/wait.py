@@ -110,7 +110,7 @@ def in_memory(status: Json, model: str) -> str:
     return f"{model} is in the memory of {', '.join(holders)}" if holders else ""
 
 
-def held(status: Json, node_id: str) -> str:
+def undrained(status: Json, node_id: str) -> str:
     """Describe the state of a node and the layers that it holds; empty once it is drained, or stopped without layers."""
     for node in status["nodes"]:
         is_done = node["state"] == "drained" or (node["state"] == "left" and not node["layers"])

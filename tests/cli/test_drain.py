@@ -3,7 +3,7 @@ import json
 import pytest
 
 from node.cli.__main__ import main
-from node.cli.wait import held
+from node.cli.wait import undrained
 
 
 def named(status, state, **rest):
@@ -47,6 +47,6 @@ def test_undrain(node, capsys):
 
 
 def test_a_node_that_is_gone_is_no_longer_held_up(ready):
-    assert held(named(ready, "left"), "a1").startswith("mini-1 is left and holds layers ")
-    assert held(named(ready, "left", layers=[]), "a1") == ""
-    assert held(ready, "unknown") == ""
+    assert undrained(named(ready, "left"), "a1").startswith("mini-1 is left and holds layers ")
+    assert undrained(named(ready, "left", layers=[]), "a1") == ""
+    assert undrained(ready, "unknown") == ""
