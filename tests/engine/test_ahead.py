@@ -114,7 +114,7 @@ def pair_of(directory: Path) -> tuple[Driven, Driven]:
     return Driven(stage, ahead=True), Driven(stage, ahead=False)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.engine.runner, "MAX_JOB_S", 60.0)
 
@@ -255,7 +255,7 @@ def test_an_error_of_the_step_ahead_fails_the_lane(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_several_steps_are_those_that_come_one_by_one(name: str, no_hurry: None) -> None:
+def test_several_steps_are_those_that_come_one_by_one(name: str) -> None:
     """Until a session ends; the step after that has begun, too, and the others use it."""
     one, other = pair(name)
     for driven in (one, other):
