@@ -12,9 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -190,6 +192,11 @@ class Node:
     def written(self) -> str:
         return self.log.read_text(errors="replace")
 
+    @property
+    def loads(self) -> int:
+        """How many loads it has begun. A node that starts before the others may load the whole model first."""
+        return len(re.findall(r" loading \S+ layers", self.written))
+
     def started(self) -> "Node":
         """Wait until the node takes requests."""
 
@@ -270,12 +277,28 @@ class Node:
         with self.stream(content, **body) as events:
             return events.rest()
 
+    def command(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run `cluster`, which asks this node."""
+        whole = self.command_line(*arguments)
+        return subprocess.run(whole, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+    def command_line(self, name: str, *arguments: str) -> list[str]:
+        return [str(BIN / "cluster"), name, "--api", self.url, *arguments]
+
     # --- the cluster as it sees it ----------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         answer = self.get("/cluster/status")
         assert answer.status == 200, answer.body
         return answer.json
+
+    def own(self) -> dict[str, Any]:
+        """Its own entry in its status."""
+        return next(node for node in self.status()["nodes"] if node["name"] == self.name and node["state"] not in GONE)
+
+    def warning(self, code: str) -> str:
+        """Text of the warning; empty if its status has none with this code."""
+        return next((each["text"] for each in self.status()["warnings"] if each["code"] == code), "")
 
     def state_of(self, other: "Node") -> str:
         """State of another node as this one sees it; empty if it never heard of it."""
@@ -302,6 +325,25 @@ def chat_body(content: Any, **body: Any) -> dict[str, Any]:
 @functools.cache
 def _preloaded() -> Preloaded:
     return Preloaded()
+
+
+@contextlib.contextmanager
+def under_way(asked: Sequence[tuple[Node, Mapping[str, Any]]], tokens: int) -> Iterator[list[Future[str]]]:
+    """Run streams at once, each from a node; enter the body when each has some tokens. Yields their texts."""
+    begun = threading.Semaphore(0)
+
+    def read(node: Node, stream: Mapping[str, Any]) -> str:
+        with node.stream(**stream) as events:
+            for count, _ in enumerate(events, start=1):
+                if count == tokens:
+                    begun.release()
+            return events.text
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = [pool.submit(read, *each) for each in asked]
+        for _ in asked:
+            assert begun.acquire(timeout=PATIENCE_S), [answer.exception(0) for answer in answers if answer.done()]
+        yield answers
 
 
 @dataclass
@@ -354,35 +396,30 @@ class Cluster:
 
     def agreed(self, *nodes: Node) -> dict[str, Any]:
         """Wait until exactly these nodes are here, with one head and one term; return their status."""
-
-        def agree() -> dict[str, Any]:
-            seen = [node.status() for node in nodes]
-            here = [{node["name"] for node in status["nodes"] if node["state"] not in GONE} for status in seen]
-            assert all(names == {node.name for node in nodes} for names in here), here
-            heads = {(status["head"], status["term"]) for status in seen}
-            assert len(heads) == 1, heads
-            head = seen[0]["head"]
-            assert head in {node["id"] for node in seen[0]["nodes"] if node["state"] not in GONE}
-            assert [node["id"] for node in seen[0]["nodes"] if "head" in node["roles"]] == [head]
-            return seen[0]
-
-        return until(agree, f"{', '.join(node.name for node in nodes)} agree on a head and a term")
+        return until(lambda: _agree(nodes), f"{_names(nodes)} agree on a head and a term")[0]
 
     def ready(self, *nodes: Node, stages: int | None = None) -> dict[str, Any]:
         """Wait until these nodes agree and all wanted models are served, the first by so many stages; return their status."""
 
-        def is_ready() -> dict[str, Any]:
-            status = self.agreed(*nodes)
-            states = [node.status()["state"] for node in nodes]
-            assert set(states) == {"ready"}, states
-            assert stages in (None, len(status["models"][0]["rings"][0]["stages"])), status["models"]
-            return status
+        def are_ready() -> dict[str, Any]:
+            seen = _agree(nodes)
+            assert {status["state"] for status in seen} == {"ready"}, [status["state"] for status in seen]
+            assert stages is None or {_stages(status) for status in seen} == {stages}, seen[0]["models"]
+            return seen[0]
 
-        return until(is_ready, f"{', '.join(node.name for node in nodes)} are ready")
+        return until(are_ready, f"{_names(nodes)} are ready")
+
+    def node(self, status: dict[str, Any], node_id: str) -> Node:
+        """The node with this id: of several processes that had its name, the last."""
+        name = next(node["name"] for node in status["nodes"] if node["id"] == node_id)
+        return next(node for node in reversed(self.nodes) if node.name == name)
 
     def head(self, status: dict[str, Any]) -> Node:
-        name = next(node["name"] for node in status["nodes"] if node["id"] == status["head"])
-        return next(node for node in self.nodes if node.name == name)
+        return self.node(status, status["head"])
+
+    def ring(self, status: dict[str, Any]) -> list[Node]:
+        """The nodes of the first ring, its driver first."""
+        return [self.node(status, stage["node"]) for stage in status["models"][0]["rings"][0]["stages"]]
 
     def close(self) -> None:
         for node in self.nodes:
@@ -390,6 +427,28 @@ class Cluster:
                 node.signal(signal.SIGINT)
         for node in self.nodes:
             node.end()
+
+
+def _names(nodes: Sequence[Node]) -> str:
+    return ", ".join(node.name for node in nodes)
+
+
+def _agree(nodes: Sequence[Node]) -> list[dict[str, Any]]:
+    """The status of each; fails unless exactly these are here, with one head and one term."""
+    seen = [node.status() for node in nodes]
+    here = [{node["name"]: node["id"] for node in status["nodes"] if node["state"] not in GONE} for status in seen]
+    assert all(names.keys() == {node.name for node in nodes} for names in here), here
+    heads = {(status["head"], status["term"]) for status in seen}
+    assert len(heads) == 1, heads
+    head = seen[0]["head"]
+    assert head in here[0].values()
+    assert [node["id"] for node in seen[0]["nodes"] if "head" in node["roles"]] == [head]
+    return seen
+
+
+def _stages(status: dict[str, Any]) -> int:
+    """Of the first ring of the first model; 0 without a ring."""
+    return next((len(ring["stages"]) for model in status["models"] for ring in model["rings"]), 0)
 
 
 @contextlib.contextmanager
@@ -474,15 +533,18 @@ def stock() -> dict[str, str]:
 
 
 def stock_texts(model: Path, asked: Sequence[tuple[str, int, Sequence[Mapping[str, str]]]]) -> dict[str, str]:
-    """Stock mlx-lm's greedy answers to (name, maximum of tokens, messages), by name; from a separate process, because MLX
-    and threads conflict.
-    """
-    command = [sys.executable, "-c", _STOCK, str(model)]
-    environment = os.environ | NODE_ENVIRONMENT
+    """Stock mlx-lm's greedy answers to (name, maximum of tokens, messages), by name."""
+    texts: dict[str, str] = printed("-c", _STOCK, str(model), given=asked)
+    return texts
+
+
+def printed(*arguments: str, given: Any = None) -> Any:
+    """The JSON that a program in Python prints, which is given JSON: MLX must not share a process with the tests' threads."""
+    command, environment = [sys.executable, *arguments], os.environ | NODE_ENVIRONMENT
     done = subprocess.run(
         command,
         env=environment,
-        input=json.dumps(asked),
+        input=json.dumps(given),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -193,8 +193,6 @@ def running_target(directory: Path, limits: Limits, *, has_secret: bool) -> Iter
     with running_cluster(directory) as cluster:
         cluster.launch(*options, "--models-dir", str(models))
         cluster.launch(*options)
-        for node in cluster.nodes:
-            node.started()
-        cluster.ready(*cluster.nodes)
+        cluster.ready(*[node.started() for node in cluster.nodes], stages=2)
         with health.watching([node.port for node in cluster.nodes]) as watch:
             yield Target(cluster, models, secret, watch, limits)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MODEL, PATIENCE_S, Cluster, running_cluster
+from tests.conftest import MODEL, PATIENCE_S, Cluster, Node, running_cluster
 from tests.preloaded import Preloaded
 
 CLONE_NEWNET = 0x40000000
@@ -106,12 +106,16 @@ def make_hosts(cleanup: ExitStack, count: int) -> list[Host]:
         cleanup.callback(preloaded.close)
         host = Host(f"pippin-{run}-{n}", f"10.213.7.{n}", switch, f"port{n}", preloaded)
         made.append(host)
-        cable = ("type", "veth", "peer", "name", "eth0", "netns", host.space)
-        ip("-n", switch, "link", "add", host.port, *cable)
+        join(switch, host.port, host.space, "eth0")
         ip("-n", switch, "link", "set", host.port, "master", "bridge", "up")
         ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", "eth0")
         ip("-n", host.space, "link", "set", "eth0", "up")
     return made
+
+
+def join(space: str, device: str, other: str, at: str) -> None:
+    """Add a cable: a device of one namespace whose other end is a device of another one."""
+    ip("-n", space, "link", "add", device, "type", "veth", "peer", "name", at, "netns", other)
 
 
 @contextmanager
@@ -126,3 +130,8 @@ def cluster_on(hosts: Sequence[Host], directory: Path, *options: str, last: Sequ
             node.started()
         cluster.ready(*cluster.nodes)
         yield cluster
+
+
+def holders(cluster: Cluster) -> list[Node]:
+    """The nodes of the ring, its driver first, once two nodes share the model: one that was alone serves it for a while."""
+    return cluster.ring(cluster.ready(*cluster.nodes, stages=2))

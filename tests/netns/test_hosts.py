@@ -1,18 +1,16 @@
 """Three hosts on one switch: they find each other by multicast, and survive a pulled cable."""
 
 import socket
-import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.conftest import PATIENCE_S, Cluster, Node, until
-from tests.netns.conftest import Host, cluster_on, ip
+from tests.conftest import Cluster, Node, under_way, until
+from tests.netns.conftest import Host, cluster_on, holders, ip
 
 pytestmark = pytest.mark.slow
 
@@ -21,8 +19,6 @@ STREAMS: list[dict[str, Any]] = [
     *({"content": f"Count from {n} to 60", "max_tokens": 120, "ignore_eos": True} for n in (1, 2, 3)),
     *({"content": "Tell me a story.", "max_tokens": 120, "temperature": 1, "seed": n} for n in (1, 2, 3, 4)),
 ]
-LOOKS_S = 5.0
-"""A node's interval for looking up its own addresses: cut off for longer, it finds only loopback."""
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +26,6 @@ def cluster(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Three nodes; the model is split over two of them."""
     with cluster_on(hosts, tmp_path_factory.mktemp("hosts"), "--stages", "2") as cluster:
         yield cluster
-
-
-def holders(cluster: Cluster) -> list[Node]:
-    """The nodes of the ring, its driver first."""
-    status = cluster.ready(*cluster.nodes)
-    names = {node["id"]: node["name"] for node in status["nodes"]}
-    nodes = {node.name: node for node in cluster.nodes}
-    return [nodes[names[stage["node"]]] for stage in status["models"][0]["rings"][0]["stages"]]
 
 
 def test_any_host_answers_at_its_address(cluster: Cluster, hosts: list[Host], stock: dict[str, str]) -> None:
@@ -101,55 +89,12 @@ def undisturbed(cluster: Cluster, stock: dict[str, str]) -> list[str]:
     return texts
 
 
-@contextmanager
-def streams(gateway: Node) -> Iterator[list[Future[str]]]:
-    """Run all streams at once; enter the body when each has some tokens."""
-    begun = threading.Semaphore(0)
-
-    def read(stream: dict[str, Any]) -> str:
-        with gateway.stream(**stream) as events:
-            for count, _ in enumerate(events):
-                if count == 30:
-                    begun.release()
-            return events.text
-
-    with ThreadPoolExecutor(len(STREAMS)) as pool:
-        answers = [pool.submit(read, stream) for stream in STREAMS]
-        for _ in STREAMS:
-            assert begun.acquire(timeout=PATIENCE_S), [answer.exception(0) for answer in answers if answer.done()]
-        yield answers
+def streams(gateway: Node) -> AbstractContextManager[list[Future[str]]]:
+    return under_way([(gateway, stream) for stream in STREAMS], tokens=30)
 
 
 def texts(answers: list[Future[str]]) -> list[str]:
     return [answer.result() for answer in answers]
-
-
-def through_a_cut(cluster: Cluster, hosts: list[Host], undisturbed: list[str], lost: Node, out_s: float) -> None:
-    """Pull the cable of a node of the ring while another node streams, and plug it in again."""
-    rest = [node for node in cluster.nodes if node is not lost]
-    gateway = next(node for node in rest if node not in holders(cluster))
-    host = hosts[cluster.nodes.index(lost)]
-    hello = gateway.streamed("Hello")
-    with streams(gateway) as answers:
-        host.pull_cable()
-        pulled = time.monotonic()
-        try:
-            until(lambda: {n.state_of(lost) for n in rest} == {"failed"}, f"{lost.name} is shown as failed")
-            assert texts(answers) == undisturbed
-            cluster.ready(*rest)
-            cluster.ready(lost)  # alone, it is its own head and has all layers
-            for node in cluster.nodes:
-                assert node.chat("Hello").text == hello
-            until(lambda: time.monotonic() > pulled + out_s, "the cable is out for as long as it shall be")
-        finally:
-            host.plug_cable()
-    cluster.ready(*cluster.nodes)
-    for node in cluster.nodes:
-        assert node.streamed("Hello") == hello
-
-
-def test_the_drivers_cable_is_pulled(cluster: Cluster, hosts: list[Host], undisturbed: list[str]) -> None:
-    through_a_cut(cluster, hosts, undisturbed, holders(cluster)[0], 0)
 
 
 def test_two_nodes_of_the_ring_lose_each_other_alone(
@@ -164,8 +109,7 @@ def test_two_nodes_of_the_ring_lose_each_other_alone(
         second.lose(first)
         try:
             assert texts(answers) == undisturbed
-            (here,) = [node for node in gateway.status()["nodes"] if node["name"] == gateway.name]
-            assert here["layers"], "it took the part of one of them"
+            until(lambda: gateway.own()["layers"], "it took the part of one of them")
         finally:
             first.find(second)
             second.find(first)
@@ -175,15 +119,36 @@ def test_two_nodes_of_the_ring_lose_each_other_alone(
 def test_a_cable_is_out_for_long(
     cluster: Cluster, hosts: list[Host], stock: dict[str, str], undisturbed: list[str]
 ) -> None:
-    """The cable of a node that is not head: the node comes back as the head of a higher term."""
+    """That of a node of the ring that is not head: it loses its address, and comes back as the head of a higher term."""
     ring = holders(cluster)
-    head = cluster.head(cluster.ready(*cluster.nodes))
+    head = cluster.head(cluster.nodes[0].status())
     lost = next(node for node in ring if node is not head)
-    through_a_cut(cluster, hosts, undisturbed, lost, LOOKS_S + 1)
+    rest = [node for node in cluster.nodes if node is not lost]
+    host = hosts[cluster.nodes.index(lost)]
+
+    def moves() -> int:
+        return lost.written.count("this node's addresses are now")
+
+    before = moves()
+    with streams(next(node for node in rest if node not in ring)) as answers:
+        host.pull_cable()
+        try:
+            until(lambda: {n.state_of(lost) for n in rest} == {"failed"}, f"{lost.name} is shown as failed")
+            assert texts(answers) == undisturbed
+            cluster.ready(*rest)
+            cluster.ready(lost)  # alone, it is its own head and has all layers
+            for node in cluster.nodes:
+                assert node.chat("Hello").text == stock["Hello"]
+            until(lambda: moves() > before, "it finds that it has only loopback")
+        finally:
+            host.plug_cable()
     assert cluster.head(cluster.ready(*cluster.nodes)) is lost
-    began = time.monotonic()
-    while time.monotonic() < began + LOOKS_S + 1:  # meanwhile the node finds its address again
+    while moves() < before + 2:  # until it finds its address again
         for node in cluster.nodes:
             assert node.chat("Hello").text == stock["Hello"]
-    addresses = {node["name"]: node["address"] for node in cluster.ready(*cluster.nodes)["nodes"]}
-    assert addresses[lost.name].startswith(hosts[cluster.nodes.index(lost)].address)
+
+    def address() -> str:
+        return next(each["address"] for each in head.status()["nodes"] if each["name"] == lost.name)
+
+    until(lambda: address().startswith(host.address), "the others have its address")
+    cluster.ready(*cluster.nodes)

@@ -17,11 +17,10 @@ BUSY = {"--health-p99-ms": 2_000, "--health-max-ms": 10_000, "--growth": 3}
 """Looser limits, because CI's machine has other work and memory grows most at first."""
 
 
-@pytest.mark.timeout(420)
 @pytest.mark.parametrize("cluster", FEW)
 def test_attacks(cluster: str) -> None:
     options = [str(word) for option in (FEW[cluster] | BUSY).items() for word in option]
     command = [sys.executable, str(ROOT / "scripts" / "fuzz.py"), "--cluster", cluster, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert " 0 complaints" in done.stdout
