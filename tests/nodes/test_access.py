@@ -20,9 +20,8 @@ GREEDY = 40
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("pair")) as cluster:
         options = ("--stages", "2", "--max-batch", "2", "--allow-model", "nothing/*")
-        cluster.ready(
-            *[node.started() for node in (cluster.launch("--model", MODEL, *options), cluster.launch(*options))]
-        )
+        nodes = [cluster.launch("--model", MODEL, *options), cluster.launch(*options)]
+        cluster.ready(*[node.started() for node in nodes], stages=2)
         yield cluster
 
 

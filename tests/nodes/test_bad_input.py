@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MODEL, ROOT, Cluster, Node, chat_body, running_cluster
+from tests.conftest import MODEL, ROOT, Cluster, Node, chat_body, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -149,8 +149,7 @@ def test_neither_memory_nor_hub(cluster: Cluster) -> None:
     assert node.name in answer.error["message"]
     assert "MB" in answer.error["message"]
     assert answer.headers["Retry-After"]
-    status = node.status()
-    assert status["state"] == "degraded"
+    status = until(lambda: (status := node.status())["state"] == "degraded" and status, "its status tells of it")
     (warning,) = [warning for warning in status["warnings"] if warning["code"] == "no-capacity"]
     assert warning["text"] in json.dumps(answer.error["message"], ensure_ascii=False)
     assert node.get("/health").status == 200

@@ -2,19 +2,13 @@
 
 import json
 import socket
-import subprocess
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from tests.conftest import BIN, PATIENCE_S, ROOT, Cluster
+from tests.conftest import Cluster
 
 pytestmark = pytest.mark.slow
-
-
-def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    command = [str(argument) for argument in arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=ROOT)
 
 
 def free_port() -> int:
@@ -26,18 +20,18 @@ def free_port() -> int:
 def test_status(three: Cluster) -> None:
     three.ready(*three.nodes)
     for node in three.nodes:
-        done = run(BIN / "cluster", "status", "--json", "--api", node.url)
+        done = node.command("status", "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["state"] == "ready"
-    table = run(BIN / "cluster", "status", "--api", three.nodes[0].url)
+    table = three.nodes[0].command("status")
     assert all(node.name in table.stdout for node in three.nodes)
-    assert run(BIN / "cluster", "status", "--api", f"127.0.0.1:{free_port()}").returncode == 3
+    assert replace(three.nodes[0], port=free_port()).command("status").returncode == 3
 
 
 def test_wait(three: Cluster) -> None:
-    api = ["--api", three.nodes[0].url]
-    assert run(BIN / "cluster", "wait", "--ready", "--nodes", "3", *api).returncode == 0
-    missing = run(BIN / "cluster", "wait", "--ready", "--nodes", "4", "--timeout", "0.5", *api)
+    node = three.nodes[0]
+    assert node.command("wait", "--ready", "--nodes", "3").returncode == 0
+    missing = node.command("wait", "--ready", "--nodes", "4", "--timeout", "3")
     assert missing.returncode == 4
     assert "3 of 4 nodes" in missing.stderr
-    assert run(BIN / "cluster", "wait", "--model", "no/model", "--timeout", "0.5", *api).returncode == 4
+    assert node.command("wait", "--model", "no/model", "--timeout", "0.5").returncode == 4

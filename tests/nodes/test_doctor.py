@@ -1,12 +1,11 @@
 """What a node finds out about its own machine reaches the others, and `cluster doctor`."""
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 
-from tests.conftest import BIN, PATIENCE_S, Cluster, Node, until
+from tests.conftest import BIN, Cluster, Node, until
 
 pytestmark = pytest.mark.slow
 
@@ -14,8 +13,7 @@ FEW = 'ulimit -n 512; exec "$0" "$@"'
 
 
 def doctor(node: Node, *options: str) -> list[dict[str, Any]]:
-    command = [str(BIN / "cluster"), "doctor", "--json", "--api", node.url, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = node.command("doctor", "--json", *options)
     assert done.returncode in (0, 4), done.stderr
     return json.loads(done.stdout)["warnings"]
 

@@ -1,11 +1,7 @@
 """Scores and embeddings of real nodes are the same numbers as stock mlx-lm's for the same model."""
 
 import base64
-import json
-import os
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -14,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.conftest import MODEL, NODE_ENVIRONMENT, PATIENCE_S, ROOT, Cluster, Node, running_cluster, until
+from tests.conftest import MODEL, ROOT, Cluster, Node, printed, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -53,20 +49,8 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def stock() -> list[dict[str, Any]]:
-    """Computed in a separate process: MLX must not share one with the tests' threads."""
-    command = [sys.executable, "-c", _STOCK, str(ROOT / "node" / "builtin" / MODEL)]
-    environment = os.environ | NODE_ENVIRONMENT
-    done = subprocess.run(
-        command,
-        env=environment,
-        input=json.dumps(TEXTS),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    found: list[dict[str, Any]] = printed("-c", _STOCK, str(ROOT / "node" / "builtin" / MODEL), given=TEXTS)
+    return found
 
 
 @pytest.fixture(scope="module", params=[1, 3])
@@ -157,7 +141,7 @@ def test_what_is_refused(node: Node) -> None:
 
 def test_evaluations_outlive_a_node(cluster: Cluster, stock: list[dict[str, Any]]) -> None:
     nodes = cluster.start(3, "--model", MODEL, "--stages", "3")
-    status = cluster.ready(*nodes)
+    status = cluster.ready(*nodes, stages=3)
     gateway = cluster.head(status)
     victim = next(node for node in nodes if node is not gateway)
     many = [stock[3]["tokens"]] * 10

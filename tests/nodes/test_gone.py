@@ -1,12 +1,11 @@
 """Clients of a real node that hang up: what they asked for ends with them."""
 
 import json
-import re
 import socket
 
 import pytest
 
-from tests.conftest import Cluster, Node, chat_body, until
+from tests.conftest import Cluster, chat_body, until
 
 pytestmark = pytest.mark.slow
 
@@ -15,17 +14,10 @@ GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LARGE = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n" + b" " * 1_000_000
 
 
-def answer_tokens(node: Node) -> float:
-    found = re.search(
-        r'^pippin_tokens_total\{kind="answer",.*\} (\S+)$', node.get("/metrics").body.decode(), re.MULTILINE
-    )
-    return float(found[1]) if found else 0.0
-
-
 @pytest.mark.parametrize("behind", [b"", GET * 40, LARGE], ids=["nothing", "many requests", "a large one"])
 def test_answers_end_with_their_client_whatever_it_sent_behind_them(three: Cluster, behind: bytes) -> None:
     node = three.nodes[0]
-    before = answer_tokens(node)
+    before = node.answered()
     body = json.dumps(chat_body("Count from 1 to 100", max_tokens=TOKENS, ignore_eos=True)).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     clients = [socket.create_connection((node.host, node.port)) for _ in range(REQUESTS)]
@@ -36,4 +28,4 @@ def test_answers_end_with_their_client_whatever_it_sent_behind_them(three: Clust
         client.sendall(behind)
         client.close()
     until(lambda: node.running() == 0, "none of them runs")
-    assert answer_tokens(node) - before < REQUESTS * TOKENS / 2, "they ended before they were complete"
+    assert node.answered() - before < REQUESTS * TOKENS / 2, "they ended before they were complete"

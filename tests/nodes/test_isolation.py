@@ -1,13 +1,12 @@
 """Which nodes join which: peers without multicast, other clusters, other versions."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import BIN, PATIENCE_S, Cluster, running_cluster, until
+from tests.conftest import Cluster, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -26,10 +25,8 @@ def test_peers_without_multicast_and_a_node_of_another_version(cluster: Cluster,
 
     until(lambda: first.state_of(stranger) == "refused", "the node of another version is refused")
     cluster.agreed(first, second, third)
-    warnings = {warning["code"]: warning for warning in first.status()["warnings"]}
-    assert stranger.name in warnings["version-mismatch"]["text"]
-    command = [str(BIN / "cluster"), "status", "--api", first.url]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert stranger.name in until(lambda: first.warning("version-mismatch"), "a warning")
+    shown = first.command("status")
     assert re.search(rf"^{stranger.name} +not joined", shown.stdout, re.MULTILINE), shown.stdout
     assert first.chat("Hello").text == stock["Hello"]
 

@@ -17,7 +17,7 @@ QUESTIONS = [f"Count from {first} to {first + 6}" for first in range(1, 13)]
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("pair")) as cluster:
-        cluster.ready(*cluster.start(2, "--model", MODEL, "--stages", "2"))
+        cluster.ready(*cluster.start(2, "--model", MODEL, "--stages", "2"), stages=2)
         yield cluster
 
 
@@ -57,7 +57,7 @@ def test_a_turn_of_a_chat_computes_only_what_is_new(pair: Cluster) -> None:
 def test_who_hangs_up_again_and_again_leaves_no_more_than_one_answer_does(cluster: Cluster) -> None:
     """Each stage keeps the KV once, for a later request."""
     nodes = cluster.start(2, "--model", MODEL, "--stages", "2")
-    cluster.ready(*nodes)
+    cluster.ready(*nodes, stages=2)
     node = nodes[1]
     node.streamed("Count from 1 to 500", max_tokens=300, ignore_eos=True)
     kept = kv_bytes(nodes)

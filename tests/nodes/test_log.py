@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import BIN, PATIENCE_S, Cluster, until
+from tests.conftest import Cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -41,14 +41,14 @@ def test_a_node_shows_the_log_of_another_one_which_takes_another_key(
         cluster.launch("--api-key-file", str(file), "--log-level", "debug", environment=environment).started()
         for file in keys
     ]
-    command = [str(BIN / "cluster"), "logs", second.name, "--api", first.url, "--api-key-file", str(keys[0])]
+    logs = ("logs", second.name, "--api-key-file", str(keys[0]))
 
     def shown() -> str:
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False).stdout
+        return first.command(*logs).stdout
 
     line = until(lambda: re.search(r"node n2 of cluster .*: API on \S+", second.written), "its first line")
     until(lambda: line[0] in shown(), "the other node's log")
-    with subprocess.Popen([*command, "--follow"], stdout=subprocess.PIPE, text=True) as following:
+    with subprocess.Popen(first.command_line(*logs, "--follow"), stdout=subprocess.PIPE, text=True) as following:
         asked = until(lambda: second.get("/v1/models"), "a line of its log").headers["X-Request-ID"]
         until(lambda: asked in shown(), "the request's line")
         assert any(asked in line for line in following.stdout)

@@ -10,20 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BIN, MODEL, PATIENCE_S, ROOT, Cluster, Node, until
+from tests.conftest import MODEL, PATIENCE_S, ROOT, Cluster, Node, until
 
 pytestmark = pytest.mark.slow
 
 
-def cluster_command(node: Node, *arguments: str) -> list[str]:
-    return [str(BIN / "cluster"), arguments[0], "--api", node.url, *arguments[1:]]
-
-
 def asked(node: Node, *arguments: str, stdin: str = "", code: int = 0) -> str:
     """What a command prints; to stderr if it fails."""
-    done = subprocess.run(
-        cluster_command(node, *arguments), input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    done = node.command(*arguments, stdin=stdin)
     assert done.returncode == code, done
     return done.stderr if code else done.stdout
 
@@ -43,12 +37,15 @@ def test_models_are_shown_loaded_and_unloaded(cluster: Cluster) -> None:
     assert {entry["id"] for entry in two.get("/v1/models").json["data"]} == {MODEL, "gpt-4o", "its-own"}
 
     assert asked(two, "unload", MODEL) == f"{MODEL} is unloaded\n"
-    assert one.status()["state"] == two.status()["state"] == "idle"
-    assert not in_memory(one)
+    until(lambda: one.status()["state"] == two.status()["state"] == "idle", "both know that no model is wanted")
+    until(lambda: not in_memory(one), "no node has its layers")
     assert asked(two, "unload", MODEL, code=1).startswith(f"cluster: {MODEL} is not loaded.")
     assert "unloaded" in asked(one, "models")
 
     assert asked(two, "load", MODEL.upper(), "--stages", "2", "--context", "600") == f"{MODEL} is loaded\n"
+    until(
+        lambda: [ring["state"] for model in one.status()["models"] for ring in model["rings"]] == ["ready"], "its ring"
+    )
     (loaded,) = json.loads(asked(one, "ps", "--json"))
     assert loaded["context"] == 600
     assert [len(ring["stages"]) for ring in loaded["rings"]] == [2]
@@ -73,8 +70,12 @@ def test_a_model_that_came_just_now_is_fetched_by_another_node_and_deleted(clust
 
     until(lambda: "mine" in asked(two, "models"), "the other node knows the model")
     assert re.fullmatch(r"mine   [0-9.]+ MB\n", asked(two, "pull", "mine"))
-    (model,) = (each for each in json.loads(asked(two, "models", "--json"))["models"] if each["id"] == "mine")
-    assert len(model["nodes"]) == 2
+
+    def holders() -> int:
+        models = json.loads(asked(two, "models", "--json"))["models"]
+        return next(len(each["nodes"]) for each in models if each["id"] == "mine")
+
+    until(lambda: holders() == 2, "both have it")
     asked(two, "unload", "mine")
     assert re.fullmatch(r"mine is deleted: [0-9.]+ MB are free\.\n", asked(two, "rm", "mine"))
     assert "Its folder is a user's" in asked(one, "rm", "mine", code=1)
@@ -86,7 +87,7 @@ def test_an_idle_model_is_unloaded_unless_somebody_names_it(cluster: Cluster) ->
     cluster.agreed(one, two)
     assert asked(two, "run", MODEL, "Hello")
     until(lambda: not two.status()["models"] and not in_memory(two), "the idle model is unloaded")
-    assert "had no request for 2 s" in one.written + two.written
+    until(lambda: "had no request for 2 s" in one.written + two.written, "the head tells why")
 
 
 def test_the_log_of_a_node_by_any_of_its_names(three: Cluster) -> None:
@@ -94,7 +95,7 @@ def test_the_log_of_a_node_by_any_of_its_names(three: Cluster) -> None:
     ids = {node["name"]: node["id"] for node in one.status()["nodes"]}
     for name in (last.name, ids[last.name], ids[last.name][:8]):
         assert f"node {last.name} of cluster" in asked(one, "logs", name)
-    with subprocess.Popen(cluster_command(one, "logs", "-f"), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(one.command_line("logs", "-f"), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -115,7 +116,7 @@ def test_answers_in_the_terminal(three: Cluster) -> None:
 
 def test_ctrl_c_ends_the_request_too(three: Cluster) -> None:
     node = three.nodes[0]
-    command = cluster_command(node, "run", MODEL, "--max-tokens", "100000", "Count from 1 to 100")
+    command = node.command_line("run", MODEL, "--max-tokens", "100000", "Count from 1 to 100")
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.read(1)

@@ -1,21 +1,15 @@
 """Nodes with a secret form a cluster; nodes without it, or with another one, neither get in nor do harm."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import BIN, MODEL, PATIENCE_S, Cluster, Node, running_cluster, until
+from tests.conftest import MODEL, Cluster, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
 SECRET = "correct horse battery staple"
-
-
-def warning(node: Node, code: str) -> str:
-    """Text of the warning; empty if the status does not have it."""
-    return next((each["text"] for each in node.status()["warnings"] if each["code"] == code), "")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +28,7 @@ def ring(tmp_path_factory: pytest.TempPathFactory, secret_file: Path) -> Iterato
         for _ in range(2):
             cluster.launch(*options, "--secret-file", str(secret_file))
         cluster.launch(*options, environment={"PIPPIN_SECRET": SECRET})
-        cluster.ready(*[node.started() for node in cluster.nodes])
+        cluster.ready(*[node.started() for node in cluster.nodes], stages=3)
         yield cluster
 
 
@@ -42,7 +36,7 @@ def test_a_ring_with_a_secret_answers(ring: Cluster, stock: dict[str, str]) -> N
     for node in ring.nodes:
         assert node.chat("Hello").text == stock["Hello"]
         assert node.streamed("Hello") == stock["Hello"]
-        assert not warning(node, "open-cluster")
+        assert not node.warning("open-cluster")
         assert SECRET not in node.written
 
 
@@ -66,8 +60,8 @@ def test_a_node_without_the_secret_stays_outside(
         options = ["--peer", peer, "--model", MODEL]
         stranger = outside.launch(*options, name="stranger", environment=environment).started()
         until(lambda: first.state_of(stranger) == "refused", "the stranger is shown as refused")
-        until(lambda: told in warning(stranger, "secret-mismatch"), "the stranger is told why")
-        assert f"stranger ({why})" in warning(first, "secret-mismatch")
+        until(lambda: told in stranger.warning("secret-mismatch"), "the stranger is told why")
+        until(lambda: f"stranger ({why})" in first.warning("secret-mismatch"), "so is the other one")
         (row,) = [node for node in first.status()["nodes"] if node["name"] == "stranger"]
         assert row["reason"] == "secret"
         outside.ready(stranger)  # a cluster of its own
@@ -78,14 +72,7 @@ def test_a_node_without_the_secret_stays_outside(
         assert (after["head"], after["term"], after["epoch"]) == (before["head"], before["term"], before["epoch"])
         for node in ring.nodes:
             assert node.chat("Hello").text == stock["Hello"]
-        shown = subprocess.run(
-            [BIN / "cluster", "status", "--api", first.url],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
-        assert "stranger  not joined: no common secret" in shown.stdout
+        assert "stranger  not joined: no common secret" in first.command("status").stdout
     until(lambda: first.state_of(stranger) == "", "its goodbye takes it out of the status")
 
 
@@ -108,9 +95,10 @@ def test_a_node_without_a_usable_secret_does_not_start(cluster: Cluster, tmp_pat
 def test_an_open_cluster_says_so(three: Cluster, cluster: Cluster) -> None:
     """Unless it listens on loopback only."""
     node = cluster.launch(host="").started()
-    assert "--secret-file" in until(lambda: node.status()["warnings"], "a warning")[0]["hint"]
-    assert "every machine" in warning(node, "open-cluster")
-    assert not warning(three.nodes[0], "open-cluster")
+    assert "every machine" in until(lambda: node.warning("open-cluster"), "a warning")
+    (hint,) = [each["hint"] for each in node.status()["warnings"] if each["code"] == "open-cluster"]
+    assert "--secret-file" in hint
+    assert not three.nodes[0].warning("open-cluster")
 
 
 def test_a_peer_with_another_secret_is_shown_without_multicast(ring: Cluster, tmp_path: Path) -> None:
@@ -119,6 +107,6 @@ def test_a_peer_with_another_secret_is_shown_without_multicast(ring: Cluster, tm
         outside.name = ring.name
         wrong = {"PIPPIN_SECRET": "another secret of theirs"}
         stranger = outside.launch("--peer", peer, "--no-mdns", environment=wrong).started()
-        until(lambda: peer in warning(stranger, "secret-mismatch"), "the joiner's status says why it stays alone")
+        until(lambda: peer in stranger.warning("secret-mismatch"), "the joiner's status says why it stays alone")
         (row,) = [node for node in stranger.status()["nodes"] if node["name"] == peer]
         assert (row["state"], row["reason"]) == ("refused", "secret")

@@ -34,11 +34,11 @@ def test_the_first_lets_answers_end_and_the_second_quits(cluster: Cluster, stock
         reading = iter(events)
         next(reading)
         second.signal(signal.SIGINT)
-        for _ in range(20):
-            next(reading)
-        refused = second.chat("Hello")
+        refused = until(lambda: (answer := second.chat("Hello")).status != 200 and answer, "it takes no more requests")
         assert (refused.status, refused.error["code"]) == (503, "shutting_down")
         assert second.get("/health").status == 503
+        for _ in range(20):
+            next(reading)
         assert second.process.poll() is None
         second.signal(signal.SIGINT)
         assert second.wait() == 0

@@ -10,7 +10,7 @@ import pytest
 
 import node
 from node.members.membership import PROTOCOLS_APART
-from tests.conftest import BIN, MODEL, PATIENCE_S, ROOT, Cluster
+from tests.conftest import MODEL, PATIENCE_S, ROOT, Cluster
 
 pytestmark = pytest.mark.slow
 
@@ -49,10 +49,9 @@ def test_an_answer_goes_on_while_a_node_is_updated(former: Path, cluster: Cluste
     options = ("--model", MODEL, "--stages", "2")
     old = cluster.launch(*options, name="old", program=(sys.executable, "-c", FROM, str(former)))
     new = cluster.launch(*options, name="new")
-    cluster.ready(old.started(), new.started())
+    cluster.ready(old.started(), new.started(), stages=2)
     assert f"node of {former}" in old.written
-    command = [str(BIN / "cluster"), "status", "--api", old.url]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    shown = old.command("status")
     assert shown.returncode == 0, shown.stderr
     assert "\nold " in shown.stdout
     assert {each.chat("Hello").text for each in (old, new)} == {stock["Hello"]}
