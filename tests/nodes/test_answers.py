@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.conftest import PROMPTS, Cluster, Node, running_cluster
+from tests.conftest import PROMPTS, Cluster, Node, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -26,20 +26,17 @@ def test_one_node_gives_stock_text(one: Node, stock: dict[str, str]) -> None:
 
 
 def test_three_nodes_split_the_model(three: Cluster) -> None:
-    status = three.ready(*three.nodes)
-    (model,) = status["models"]
+    (model,) = three.ready(*three.nodes, stages=3)["models"]
     (ring,) = model["rings"]
     stages = ring["stages"]
     assert [stage["start"] for stage in stages] == [0, *(stage["end"] for stage in stages[:-1])]
     assert stages[-1]["end"] == model["layers"] == 8
-    assert {stage["node"] for stage in stages} == {node["id"] for node in status["nodes"]}
     assert ring["driver"] == stages[0]["node"]
-    for node in status["nodes"]:
-        (held,) = node["layers"]
-        assert {"node": node["id"], "start": held["start"], "end": held["end"]} in stages
     for node in three.nodes:
-        (megabytes,) = re.findall(r"loaded pippin-demo layers \d-\d: (\S+) MB", node.written)
-        assert float(megabytes) < 5  # only a part: all weights take 7.0 MB
+        (held,) = until(lambda node=node: node.own()["layers"], "the node tells of its layers")
+        assert {"node": node.own()["id"], "start": held["start"], "end": held["end"]} in stages
+        for megabytes in re.findall(r"loaded pippin-demo layers \d-\d: (\S+) MB", node.written):
+            assert float(megabytes) < 5  # only a part: all weights take 7.0 MB
 
 
 def test_three_nodes_give_stock_text_through_any_port(three: Cluster, stock: dict[str, str]) -> None:
@@ -56,13 +53,13 @@ def test_three_nodes_give_stock_text(three: Cluster, stock: dict[str, str], cont
 
 def test_kv_in_eight_bits_gives_the_same_text_in_two_pieces_and_in_one(cluster: Cluster) -> None:
     nodes = cluster.start(2, "--kv-bits", "8", "--stages", "2")
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        asked = [
-            (content, pool.submit(nodes[0].streamed, content, max_tokens=most)) for content, most in PROMPTS.items()
-        ]
-        split = {content: answer.result() for content, answer in asked}
-    (ring,) = cluster.ready(*nodes)["models"][0]["rings"]
-    assert len(ring["stages"]) == 2
+    cluster.agreed(*nodes)
+
+    def texts() -> list[str]:
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            return list(pool.map(lambda asked: nodes[0].streamed(asked[0], max_tokens=asked[1]), PROMPTS.items()))
+
+    split = texts()
+    cluster.ready(*nodes, stages=2)
     nodes[1].kill()
-    for content, most in PROMPTS.items():
-        assert nodes[0].streamed(content, max_tokens=most) == split[content]
+    assert texts() == split

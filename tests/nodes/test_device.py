@@ -3,7 +3,6 @@
 import json
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -104,39 +103,26 @@ def codes(node: Node) -> set[str]:
     return {issue["code"] for issue in node.status()["warnings"]}
 
 
-@pytest.mark.parametrize(("place", "error"), [(0, HANG), (1, IGNORED)])
-def test_a_device_that_fails_for_good_in_one_of_three_nodes(
-    cluster: Cluster, fallible: Fallible, stock: dict[str, str], place: int, error: str, tmp_path: Path
+def test_devices_that_fail_for_good_in_two_of_three_nodes(
+    cluster: Cluster, fallible: Fallible, stock: dict[str, str], tmp_path: Path
 ) -> None:
+    """First the driver's, then that of the next ring's second stage."""
     nodes = [node.started() for node in [fallible.launch(f"n{number}", "--stages", "2") for number in (1, 2, 3)]]
-    status = cluster.ready(*nodes)
-    names = {node["id"]: node["name"] for node in status["nodes"]}
-    in_ring = [names[stage["node"]] for stage in status["models"][0]["rings"][0]["stages"]]
-    assert len(in_ring) == 2
-    failing = next(node for node in nodes if node.name == in_ring[place])
-    rest = [node for node in nodes if node is not failing]
-    seeded = rest[0].streamed(**SEEDED)
-
-    began = [False] * 2
-    streams = [(rest[0], GREEDY), (rest[1], SEEDED)]
-
-    def read(number: int) -> str:
-        node, asked = streams[number]
-        with node.stream(**asked) as events:
-            for _ in events:
-                began[number] = True
-            return events.text
-
-    with ThreadPoolExecutor(2) as threads:
-        texts = threads.map(read, range(2))
-        until(lambda: all(began), "both streams have begun")
-        fallible.fail(failing, error)
-        assert list(texts) == [stock[GREEDY["content"]], seeded]
-    assert failing.wait() == 70
-    assert "ends with 70" in failing.written
-    assert json.loads((tmp_path / failing.name / "failures.json").read_text())["in_row"] == 1
-    cluster.ready(*rest)
-    assert rest[0].chat("Hello").text == stock["Hello"]
+    cluster.ready(*nodes, stages=2)
+    seeded = nodes[0].streamed(**SEEDED)
+    for place, error in ((0, HANG), (1, IGNORED)):
+        failing = cluster.ring(cluster.ready(*nodes, stages=2))[place]
+        nodes.remove(failing)
+        with nodes[0].stream(**GREEDY) as one, nodes[-1].stream(**SEEDED) as other:
+            next(iter(one))
+            next(iter(other))
+            fallible.fail(failing, error)
+            assert [one.rest(), other.rest()] == [stock[GREEDY["content"]], seeded]
+        assert failing.wait() == 70
+        assert "ends with 70" in failing.written
+        assert json.loads((tmp_path / failing.name / "failures.json").read_text())["in_row"] == 1
+        cluster.ready(*nodes)
+        assert nodes[0].chat("Hello").text == stock["Hello"]
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -147,7 +133,7 @@ def test_a_device_that_fails_once(cluster: Cluster, fallible: Fallible, stock: d
     options = ("--stages", str(stages), "--no-guesses")  # with guesses a lane may have two steps in a row
     launched = [fallible.launch(f"n{number}", *options) for number in range(1, stages + 1)]
     node, *_ = nodes = [each.started() for each in launched]
-    cluster.ready(*nodes)
+    cluster.ready(*nodes, stages=stages)
     assert "gpu-failed" not in codes(node)
     with node.stream(**GREEDY) as one, node.stream(**STORY) as other:
         for _ in islice(zip(one, other, strict=False), KEPT):

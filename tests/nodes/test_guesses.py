@@ -78,25 +78,25 @@ def test_what_a_grammar_forces_is_guessed(three: Cluster) -> None:
     assert right_guesses(three.nodes) > before
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_death_with_guesses_in_flight_changes_nothing(cluster: Cluster, victim: int) -> None:
+def test_a_death_with_guesses_in_flight_changes_nothing(cluster: Cluster) -> None:
     nodes = cluster.start(2, "--model", MODEL, "--stages", "2")
     gateway = cluster.launch("--model", MODEL, "--stages", "2", "--memory", "1MB", name="gateway").started()
-    status = cluster.ready(*nodes, gateway)
     text = gateway.chat(**GREEDY).text
-    names = {node["id"]: node["name"] for node in status["nodes"]}
-    stage = names[status["models"][0]["rings"][0]["stages"][victim]["node"]]
-    with gateway.stream(**GREEDY, **predicted(text.replace("4", "3"))) as events:
-        for count, _ in enumerate(events):
-            if count == 60:
-                assert right_guesses(nodes) > 0
-                next(node for node in nodes if node.name == stage).kill()
-        assert events.text == text
+    for victim in (1, 0):  # the stage, and then the driver
+        killed = cluster.ring(cluster.ready(*nodes, gateway, stages=2))[victim]
+        before = right_guesses(nodes)
+        with gateway.stream(**GREEDY, **predicted(text.replace("4", "3"))) as events:
+            for count, _ in enumerate(events):
+                if count == 60:
+                    assert right_guesses(nodes) > before
+                    killed.kill()
+            assert events.text == text
+        nodes = [node for node in nodes if node is not killed] + cluster.start(1, "--model", MODEL, "--stages", "2")
 
 
 def test_without_guesses(cluster: Cluster) -> None:
     node = cluster.start(2, "--model", MODEL, "--stages", "2", "--no-guesses")[0]
-    cluster.ready(*cluster.nodes)
+    cluster.ready(*cluster.nodes, stages=2)
     text = node.chat(**GREEDY).text
     assert node.chat(**GREEDY, **predicted(text)).text == text
     assert guesses(node) == {"made": 0, "right": 0, "accepted_share": None, "tau": None}

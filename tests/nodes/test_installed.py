@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 PACKAGES = ("node", "api")
 QUESTION = "Tell me a long story about a cat."
 """Its answer takes some seconds."""
-"""The page promises two seconds for a node that is lost, and three for a new one; these machines may be busy."""
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 
@@ -130,12 +129,13 @@ async def test_a_newcomers_story(bin_directory: Path, tmp_path: Path, cluster: C
     await tab.until("document.querySelector('.assistant > .text')?.innerText.length > 20", "the answer has begun")
     complete = "document.querySelector('.assistant > .actions:not([hidden])') !== null"
     second.kill()
+    assert not await tab.evaluate(complete), "it has more to say"
     await tab.until("document.querySelector('.node.gone .name')?.innerText === 'mini-2'", "mini-2 is grey")
-    assert not await tab.evaluate(complete), "the answer goes on meanwhile"
     await tab.until(complete, "the answer is complete")
     undisturbed = await command("run", ID, "--temperature", "0", QUESTION)
     assert (await tab.text(".assistant > .text")).split() == undisturbed.split()
     assert await tab.text(".assistant > .error") == ""
+    assert "tokens/s" in await tab.text(".figures")
     assert tab.complaints == []
 
 
