@@ -118,19 +118,25 @@ class ForkedServer:
 
 
 def _serve() -> list[str]:
-    """Fork a node for each request; returns its arguments in the forked process only."""
+    """Fork a node for each request; returns its arguments in the forked process only. Nodes end with whoever asks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the tests: they end the nodes
     replies = os.fdopen(os.dup(1), "w")
+    running: set[int] = set()
     for line in sys.stdin:
         request = json.loads(line)
         if "ended" in request:
             ended, status = os.waitpid(request["ended"], os.WNOHANG)
             reply = os.waitstatus_to_exitcode(status) if ended else None
-        elif not (reply := os.fork()):
+            running.discard(ended)
+        elif reply := os.fork():
+            running.add(reply)
+        else:
             _become(request)
             return request["arguments"]
         print(json.dumps(reply), file=replies, flush=True)
-    os._exit(0)  # the nodes that still run go on
+    for node in running:  # of tests that were killed
+        os.kill(node, signal.SIGKILL)
+    os._exit(0)
 
 
 def _become(request: dict[str, Any]) -> None:
