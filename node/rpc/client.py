@@ -26,7 +26,6 @@ from node.rpc.link import FrameLink
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
 from node.rpc.server import FRAMES_METHOD
-from node.rpc.token_codec import decode_evaluation, decode_event
 from node.wire import control_pb2, serving_pb2
 from node.wire.control_pb2_grpc import ControlStub
 from node.wire.serving_pb2_grpc import FilesStub, ServingStub
@@ -246,7 +245,7 @@ class RpcClient:
             with calling(peer.target):
                 async for message in call:
                     for event in checked(message).events:
-                        yield decode_event(event)
+                        yield from_message(event, TokenEvent)
         finally:
             call.cancel()
 
@@ -256,9 +255,11 @@ class RpcClient:
         call = stub.Evaluate(to_message(request, serving_pb2.EvaluateRequest, ring=ring))
         try:
             with calling(peer.target):
-                return decode_evaluation([checked(part) async for part in call])
+                parts = [from_message(checked(part), Evaluation) async for part in call]
         finally:
             call.cancel()
+        scores = [score for part in parts for score in part.scores]
+        return Evaluation(scores, [value for part in parts for value in part.embedding])
 
     async def listing(self, peer: Address, model: str, revision: str) -> Listing:
         stub = FilesStub(self._channel(peer, "files"))

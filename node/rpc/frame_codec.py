@@ -12,24 +12,19 @@ from node.core.frames import (
     Back,
     CacheOp,
     Drop,
-    Failure,
     Filter,
     Forget,
     Frame,
-    Held,
     Keep,
     Merge,
-    NonFiniteRow,
     Open,
     Reuse,
     Take,
     Tensor,
 )
-from node.core.rings import Fence
 from node.rpc.bounds import checked
-from node.wire.frame_pb2 import Fault as FaultMessage
+from node.rpc.mapping import from_message, to_message
 from node.wire.frame_pb2 import Header, Op, TensorMeta
-from node.wire.frame_pb2 import Held as HeldMessage
 
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 20
@@ -49,26 +44,13 @@ _OPS = {kind: op for op, kind in _KINDS.items()}
 
 
 def encode(frame: Frame) -> bytes:
-    header = Header(
-        ring=frame.ring,
-        term=frame.fence.term,
-        epoch=frame.fence.epoch,
-        seq=frame.seq,
-        held=[HeldMessage(number=each.number, tokens=each.tokens) for each in frame.held],
+    header = to_message(
+        frame,
+        Header,
         ops=[_encode_op(op) for op in frame.ops],
-        lane=frame.lane,
         tensors=[_meta(tensor) for tensor in frame.tensors],
         tokens=_meta(frame.tokens) if frame.tokens else None,
-        lengths=frame.lengths,
-        sampled=frame.sampled,
-        every=frame.every,
-        unverified=frame.unverified,
-        faults=[FaultMessage(row=each.row, start=each.start, end=each.end) for each in frame.faults],
     )
-    if frame.failure:
-        header.failure.code = frame.failure.code
-        header.failure.message = frame.failure.message
-        header.failure.hint = frame.failure.hint
     head = header.SerializeToString()
     payload = [tensor.data for tensor in frame.tensors]
     if frame.tokens:
@@ -92,28 +74,13 @@ def decode(data: bytes) -> Frame:
     if expected != len(data):
         raise BadRequest(f"A frame has {len(data)} bytes, its header says {expected}.")
     tensors = _tensors(metas, data, 4 + size)
-    return Frame(
-        ring=header.ring,
-        fence=Fence(header.term, header.epoch),
-        seq=header.seq,
-        held=tuple(Held(each.number, each.tokens) for each in header.held),
+    return from_message(
+        header,
+        Frame,
         ops=tuple(_decode_op(op) for op in header.ops),
-        lane=header.lane if header.HasField("lane") else None,
         tensors=tuple(tensors[: len(header.tensors)]),
         tokens=tensors[-1] if header.HasField("tokens") else None,
-        lengths=tuple(header.lengths),
-        sampled=header.sampled,
-        every=header.every,
-        unverified=header.unverified,
-        faults=tuple(NonFiniteRow(each.row, each.start, each.end) for each in header.faults),
-        failure=_failure(header),
     )
-
-
-def _failure(header: Header) -> Failure | None:
-    if not header.HasField("failure"):
-        return None
-    return Failure(header.failure.code, header.failure.message, header.failure.hint)
 
 
 def _meta(tensor: Tensor) -> TensorMeta:

@@ -1,19 +1,18 @@
 """Converts dataclasses of node/core to protobuf messages and back, by equal field names.
 
-One implementation for all control-plane messages. A dataclass for which the message has no field is laid out flat: its
-fields are the message's own. Any other field that exists on one side only is a programming error, found by
-tests/rpc/test_mapping.py for every pair. How a field is converted follows from its type alone and is found out once, as idle
-nodes do little else than exchange such messages.
+A dataclass for which the message has no field is laid out flat: its fields are the message's own. Any other field that
+exists on one side only is a programming error, found by tests/rpc/test_mapping.py for every pair. How a field is converted
+follows from its type alone and is found out once, as idle nodes do little else than exchange such messages.
 """
 
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cache, partial
 from operator import attrgetter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -21,99 +20,105 @@ from node.core.errors import Incompatible
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-E = TypeVar("E", bound=StrEnum)
-Write = Callable[[Message, str, Any], object]
+Write = Callable[[Any, str, Any], object]
+"""Sets a message's field of a name to a value."""
 Read = Callable[[Any], Any]
+"""The value that a message has for a field."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Field:
     name: str
     write: Write
-    """Sets the message's field of a name to a value."""
     read: Read
-    """The value that a message has for the field."""
 
 
-def to_message(value: Any, kind: type[M], **more: Any) -> M:
-    """Convert a dataclass instance to a message of type `kind`. `more`: further fields of the message."""
-    message = kind(**more)
-    _fill(message, value)
+def to_message(value: Any, kind: type[M], **given: Any) -> M:
+    """Convert a dataclass instance to a message of type `kind`. `given`: fields of the message that need no conversion."""
+    message = kind(**given)
+    _fill(message, value, given)
     return message
 
 
-def _fill(message: Message, value: Any) -> None:
-    for field in _fields(cast("Any", type(value)), cast("Any", type(message))):
+def _fill(message: Any, value: Any, given: Collection[str] = ()) -> None:
+    for field in _fields(type(value), type(message)):
         item = getattr(value, field.name)
-        if item is not None:
+        if item is not None and field.name not in given:
             field.write(message, field.name, item)
 
 
-def from_message(message: Message, kind: type[T]) -> T:
-    """Convert a message to a dataclass of type `kind`.
+def from_message(message: Message, kind: type[T], **given: Any) -> T:
+    """Convert a message to a dataclass of type `kind`. `given`: fields of the dataclass that need no conversion.
 
-    Raises Incompatible for an enum's text that this version does not know.
+    Raises Incompatible for a text in place of an enum's member that this version does not know.
     """
-    return kind(*[field.read(message) for field in _fields(cast("Any", kind), cast("Any", type(message)))])
+    fields = _fields(kind, type(message))
+    return kind(*[given[field.name] if field.name in given else field.read(message) for field in fields])
 
 
-@cache
-def _fields(kind: Any, message: type[Message]) -> tuple[_Field, ...]:
-    hints, names = typing.get_type_hints(kind), message.DESCRIPTOR.fields_by_name
-    return tuple(_field(field.name, hints[field.name], field.name in names) for field in dataclasses.fields(kind))
+def member(name: str, kind: Callable[[str], T], text: str) -> T:
+    """What a peer has sent as text: one of a few values, of an enum as a rule. Raises Incompatible."""
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise Incompatible(f"The peer sent the {name} {text!r:.40}, which this version does not know.") from error
 
 
-def _field(name: str, hint: Any, is_own: bool) -> _Field:
-    get = attrgetter(name)
-    if isinstance(hint, types.UnionType):  # `X | None`
-        (hint,) = (arm for arm in typing.get_args(hint) if arm is not types.NoneType)
-        present = _field(name, hint, is_own)
-        return _Field(name, present.write, lambda message: present.read(message) if message.HasField(name) else None)
-    if origin := typing.get_origin(hint):
-        return _collection(name, origin, typing.get_args(hint)[0])
+def _find_fields(kind: Any, message: Any) -> list[_Field]:
+    hints, own = typing.get_type_hints(kind), message.DESCRIPTOR.fields_by_name
+    names = [field.name for field in dataclasses.fields(kind)]
+    return [_Field(name, *_ways(name, hints[name], own.get(name))) for name in names]
+
+
+_fields: Callable[[Any, Any], list[_Field]] = cache(_find_fields)
+
+
+def _ways(name: str, hint: Any, own: Any) -> tuple[Write, Read]:
+    """`own`: the descriptor of the message's field; None if the dataclass is laid out flat."""
+    get, origin, arms = attrgetter(name), typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):  # `X | None`
+        write, read = _ways(name, arms[0], own)
+        return write, lambda message: read(message) if message.HasField(name) else None
+    if own is None:
+        return lambda message, _, value: _fill(message, value), partial(from_message, kind=hint)
     if dataclasses.is_dataclass(hint):
         kind: Any = hint
-        if is_own:
-            return _Field(name, _set_message, lambda message: from_message(get(message), kind))
-        return _Field(name, lambda message, _, value: _fill(message, value), partial(from_message, kind=kind))
-    if issubclass(hint, StrEnum):
-        return _Field(name, setattr, lambda message: member(name, hint, get(message)))
-    return _Field(name, setattr, get)
+        return _set_message, lambda message: from_message(get(message), kind)
+    if origin is typing.Literal:
+        return setattr, lambda message: member(name, lambda text: arms[arms.index(text)], get(message))
+    if origin:
+        return _ways_of_many(get, origin, arms[0], own.message_type)
+    return setattr, (lambda message: member(name, hint, get(message))) if issubclass(hint, StrEnum) else get
 
 
-def _collection(name: str, origin: Any, element: Any) -> _Field:
-    get = attrgetter(name)
+def _ways_of_many(get: Read, origin: Any, element: Any, message_type: Any) -> tuple[Write, Read]:
     if origin is Mapping:
-        return _Field(name, _update, lambda message: dict(get(message)))
+        return lambda message, _, values: get(message).update(values), lambda message: dict(get(message))
+    origin = list if origin is Sequence else origin
+    read_one: Read
+    write_one: Callable[[Any, Any], None]
     if dataclasses.is_dataclass(element):
-        kind: Any = element
-        return _Field(name, _add_messages, lambda message: tuple([from_message(each, kind) for each in get(message)]))
-    return _Field(name, _extend, lambda message: origin(get(message)))
+        read_one, write_one = partial(from_message, kind=element), _fill  # type: ignore[arg-type] # mypy takes it for an instance
+    elif message_type:  # for a tuple: its values are the fields of the message, in their order
+        names = [field.name for field in message_type.fields]
+        read_one, write_one = attrgetter(*names), partial(_set_all, names)
+    else:
+        return lambda message, _, values: get(message).extend(values), lambda message: origin(get(message))
+
+    def write(message: Message, _: str, values: Any) -> None:
+        target = get(message)
+        for value in values:
+            write_one(target.add(), value)
+
+    return write, lambda message: origin([read_one(each) for each in get(message)])
+
+
+def _set_all(names: Sequence[str], message: Message, values: Sequence[Any]) -> None:
+    for name, value in zip(names, values, strict=True):
+        setattr(message, name, value)
 
 
 def _set_message(message: Message, name: str, value: Any) -> None:
     target = getattr(message, name)
     target.SetInParent()
     _fill(target, value)
-
-
-def _add_messages(message: Message, name: str, values: Any) -> None:
-    target = getattr(message, name)
-    for value in values:
-        _fill(target.add(), value)
-
-
-def _extend(message: Message, name: str, values: Any) -> None:
-    getattr(message, name).extend(sorted(values) if isinstance(values, frozenset) else values)
-
-
-def _update(message: Message, name: str, values: Any) -> None:
-    getattr(message, name).update(values)
-
-
-def member(name: str, kind: type[E], text: str) -> E:
-    """The member of an enum that a peer has sent as text. Raises Incompatible."""
-    try:
-        return kind(text)
-    except ValueError as error:
-        raise Incompatible(f"The peer sent the {name} {text!r:.40}, which this version does not know.") from error

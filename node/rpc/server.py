@@ -5,6 +5,7 @@ import resource
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -26,7 +27,6 @@ from node.rpc.guard import Guard, caller_of, check_sender
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
 from node.rpc.mapping import from_message, member, to_message
 from node.rpc.security import Security
-from node.rpc.token_codec import encode_evaluation, encode_event
 from node.wire import control_pb2, serving_pb2
 from node.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from node.wire.serving_pb2_grpc import (
@@ -39,6 +39,8 @@ from node.wire.serving_pb2_grpc import (
 Context = grpc.aio.ServicerContext[Any, Any]
 RESPONSE_PART = 256 * 1024
 """Bytes of a response in one message."""
+SCORES_AT_ONCE = 4096
+"""Scores in one message; with 20 candidates each they take 1 MB."""
 MAX_RESPONSES = 8
 """Responses that are sent at once; each may have megabytes, which stay in memory until the reader has them."""
 MAX_RESPONSES_OF_ONE = 4
@@ -180,7 +182,7 @@ class _Serving(ServingServicer):
         events = self._handler.generate(request.ring, from_message(request, GenerateRequest))
         try:
             async for event in events:
-                yield serving_pb2.TokenEvents(events=[encode_event(event)])
+                yield serving_pb2.TokenEvents(events=[to_message(event, serving_pb2.TokenEvent)])
         finally:
             await events.aclose()
 
@@ -188,8 +190,10 @@ class _Serving(ServingServicer):
         self, request: serving_pb2.EvaluateRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.Evaluation, None]:
         asked = from_message(request, EvaluateRequest)
-        for part in encode_evaluation(await self._handler.evaluate(request.ring, asked)):
-            yield part
+        found = await self._handler.evaluate(request.ring, asked)
+        for begin in range(0, max(len(found.scores), 1), SCORES_AT_ONCE):
+            part = replace(found, scores=found.scores[begin : begin + SCORES_AT_ONCE])
+            yield to_message(part, serving_pb2.Evaluation)
 
 
 class _Files(FilesServicer):

@@ -16,7 +16,7 @@ from node.core import limits, logs
 from node.core.errors import Incompatible
 from node.core.models import KV_BITS
 from node.rpc.bounds import MAX_LAYERS, checked
-from node.rpc.token_codec import SCORES_AT_ONCE
+from node.rpc.server import SCORES_AT_ONCE
 from node.wire import bounds_pb2, control_pb2, frame_pb2, serving_pb2
 
 FIELDS = {

@@ -12,13 +12,16 @@ import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from node.core.errors import Incompatible, Overloaded, PeerTimeout, PeerUnavailable, PippinError
+from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.frames import Frame
 from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES
 from node.core.nodes import Address, Caller
 from node.core.response_ids import Ask
 from node.core.rings import Fence
 from node.rpc.boundary import quiet_tracebacks
+from node.rpc.bounds import checked
 from node.rpc.client import RpcClient
+from node.wire import serving_pb2
 from node.wire.control_pb2 import ResponseRequest
 from node.wire.control_pb2_grpc import ControlStub
 from tests.patience import PATIENCE_S
@@ -220,6 +223,34 @@ async def test_a_peer_that_reads_no_response(monkeypatch: pytest.MonkeyPatch, re
                     break
         for call in unread:
             call.cancel()
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        Evaluation([Score(-0.5, [(7, -0.25), (8, -3.0)]), Score(-1.5, [])], []),
+        Evaluation([Score(-float(place), []) for place in range(10_000)], []),
+        Evaluation([], [0.5, -0.25]),
+        Evaluation([], []),
+    ],
+)
+async def test_an_evaluation_of_a_driver(evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It arrives whole, in messages of limited size."""
+    sizes = []
+
+    async def evaluate(ring: str, request: EvaluateRequest) -> Evaluation:
+        return evaluation
+
+    def measured(message: serving_pb2.Evaluation) -> serving_pb2.Evaluation:
+        sizes.append(message.ByteSize())
+        return checked(message)
+
+    async with serving() as (handlers, target), RpcClient() as client:
+        monkeypatch.setattr(handlers, "evaluate", evaluate, raising=False)
+        monkeypatch.setattr("node.rpc.client.checked", measured)
+        assert await client.evaluate(Address(target), "r", EvaluateRequest("r", "m", (1, 2))) == evaluation
+    assert 0 < len(sizes) < 4
+    assert max(sizes) < 1_000_000
 
 
 async def test_the_log_of_a_peer() -> None:

@@ -15,17 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core import models, nodes, reports, rings
-from node.core.evaluation import EvaluateRequest, Evaluation, Score
+from node.core.errors import Incompatible
+from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import ModelSpec
 from node.core.reports import Heartbeat
 from node.rpc.mapping import from_message, to_message
-from node.rpc.token_codec import (
-    decode_evaluation,
-    decode_event,
-    encode_evaluation,
-    encode_event,
-)
 from node.wire import control_pb2, serving_pb2
 
 CLASSES = vars(models) | vars(nodes) | vars(reports) | vars(rings)
@@ -98,23 +93,13 @@ def test_evaluate_request(request: EvaluateRequest) -> None:
     assert from_message(message, EvaluateRequest) == request
 
 
-@pytest.mark.parametrize(
-    "evaluation",
-    [
-        Evaluation([Score(-0.5, [(7, -0.25), (8, -3.0)]), Score(-1.5, [])], []),
-        Evaluation([Score(-float(place), []) for place in range(10_000)], []),
-        Evaluation([], [0.5, -0.25]),
-        Evaluation([], []),
-    ],
-)
-def test_evaluation(evaluation: Evaluation) -> None:
-    data = [part.SerializeToString() for part in encode_evaluation(evaluation)]
-    assert all(len(part) < 1_000_000 for part in data)
-    assert decode_evaluation([serving_pb2.Evaluation.FromString(part) for part in data]) == evaluation
-
-
 @given(st.floats(-100, 0, width=32) | st.none(), st.none() | st.sampled_from(["stop", "length"]))
 def test_event(logprob: float | None, finish: str | None) -> None:
     event = TokenEvent(3, 17, logprob, [(1, -0.5), (2, -1.5)], finish, 4, 5)
-    data = encode_event(event).SerializeToString()
-    assert decode_event(serving_pb2.TokenEvent.FromString(data)) == event
+    data = to_message(event, serving_pb2.TokenEvent).SerializeToString()
+    assert from_message(serving_pb2.TokenEvent.FromString(data), TokenEvent) == event
+
+
+def test_an_end_that_there_is_not() -> None:
+    with pytest.raises(Incompatible, match="sent the finish 'tired'"):
+        from_message(serving_pb2.TokenEvent(finish="tired"), TokenEvent)
