@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from node.core.reports import Issue, Path, Severity, StageReport, StageState
+from node.core.nodes import NodeInfo
+from node.core.reports import Issue, NodeReport, Path, Severity, StageReport, StageState
 from node.core.rings import Refusal
 from node.core.views import PRESENT, PROCESS_ENDED, ClusterView, NodeState, PeerView
 from node.core.warning_codes import Code
@@ -27,16 +28,21 @@ def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence
 
     `is_open`: no secret is set. `other_secret`: nodes with the same cluster name and another secret.
     """
+    version = next((peer.report.info.version for peer in view.peers if peer.report.info.id == view.self_id), "")
+    needed = {node for ring in view.placement.rings for node in ring.nodes}
+    present = [peer for peer in view.peers if peer.state in PRESENT]
+    alive = [peer for peer in present if peer.state is NodeState.ALIVE]
     found = [_refused(refusal) for refusal in view.placement.refused]
-    found += _node_issues(view)
-    found += _load_issues(view)
+    for peer in view.peers:
+        found += _about(peer, _node_issues(peer, version, needed))
+    for peer in alive:  # the last report of a node that is gone is outdated
+        found += _about(peer, _load_issues(peer.report))
     found += _link_issues(view)
     found += [_secret_mismatch(other_secret)] if other_secret else []
     found += [Code.OPEN_CLUSTER.issue()] if is_open else []
-    found += _version_issues(view)
-    for peer in view.peers:
-        if peer.state in PRESENT:  # what each node says of itself; none can speak of another
-            found += _about(peer, peer.report.issues)
+    found += _version_issues(peer.report.info for peer in present)
+    for peer in present:  # what each node says of itself; none can speak of another
+        found += _about(peer, peer.report.issues)
     return by_severity(found)
 
 
@@ -51,24 +57,16 @@ def _about(peer: PeerView, issues: Iterable[Issue]) -> Iterator[Issue]:
         yield replace(issue, node=peer.report.info.id)
 
 
-def _version_issues(view: ClusterView) -> Iterator[Issue]:
+def _version_issues(present: Iterable[NodeInfo]) -> Iterator[Issue]:
     versions: dict[str, list[str]] = {}
-    for peer in view.peers:
-        if peer.state in PRESENT:
-            versions.setdefault(peer.report.info.version, []).append(peer.report.info.name)
+    for info in present:
+        versions.setdefault(info.version, []).append(info.name)
     if len(versions) > 1:
         each = "; ".join(f"{version} on {', '.join(names[:_MAX_NAMED])}" for version, names in sorted(versions.items()))
         yield Code.VERSION_SKEW.issue(count=len(versions), versions=each)
 
 
-def _node_issues(view: ClusterView) -> Iterator[Issue]:
-    version = next((peer.report.info.version for peer in view.peers if peer.report.info.id == view.self_id), "")
-    needed = {node for ring in view.placement.rings for node in ring.nodes}
-    for peer in view.peers:
-        yield from _about(peer, _issues_of(peer, version, needed))
-
-
-def _issues_of(peer: PeerView, version: str, needed: set[str]) -> Iterator[Issue]:
+def _node_issues(peer: PeerView, version: str, needed: set[str]) -> Iterator[Issue]:
     if peer.state is NodeState.FAILED:
         yield _node_failed(peer, needed=peer.report.info.id in needed)
     elif peer.state is NodeState.REFUSED:
@@ -83,20 +81,15 @@ def _issues_of(peer: PeerView, version: str, needed: set[str]) -> Iterator[Issue
         yield Code.DISK_FAILED.issue(node=peer.report.info.name, error=peer.report.disk_error)
 
 
-def _load_issues(view: ClusterView) -> Iterator[Issue]:
-    for peer in view.peers:
-        if peer.state is NodeState.ALIVE:  # the last report of a node that is gone is outdated
-            yield from _about(
-                peer, filter(None, (_of_stage(peer.report.info.name, load) for load in peer.report.stages))
-            )
-
-
-def _of_stage(node: str, load: StageReport) -> Issue | None:
-    if load.state is StageState.FAILED:
-        return Code.LOAD_FAILED.issue(node=node, layers=_layers(load), error=load.error or _NO_REASON)
-    if load.state is StageState.ENDED:
-        return Code.RING_ENDED.issue(node=node, model=load.shard.model, error=load.error or _NO_REASON)
-    return _loading(node, load) if load.loads else None
+def _load_issues(report: NodeReport) -> Iterator[Issue]:
+    node = report.info.name
+    for load in report.stages:
+        if load.state is StageState.FAILED:
+            yield Code.LOAD_FAILED.issue(node=node, layers=_layers(load), error=load.error or _NO_REASON)
+        elif load.state is StageState.ENDED:
+            yield Code.RING_ENDED.issue(node=node, model=load.shard.model, error=load.error or _NO_REASON)
+        elif load.loads:
+            yield _loading(node, load)
 
 
 def gpu_failed(node: str, count: int, error: str) -> Issue:

@@ -1,21 +1,17 @@
 """Every warning that `cluster status` may show: its code, severity, text and hint. docs/troubleshooting.md is drawn from it."""
 
 from enum import StrEnum
+from functools import partial
 from typing import Self
 
 from node.core.reports import Issue, Severity
 
 
-def _error(code: str, text: str, hint: str = "") -> tuple[str, Severity, str, str]:
-    return code, Severity.ERROR, text, hint
+def _wording(severity: Severity, code: str, text: str, hint: str = "") -> tuple[str, Severity, str, str]:
+    return code, severity, text, hint
 
 
-def _warning(code: str, text: str, hint: str = "") -> tuple[str, Severity, str, str]:
-    return code, Severity.WARNING, text, hint
-
-
-def _info(code: str, text: str, hint: str = "") -> tuple[str, Severity, str, str]:
-    return code, Severity.INFO, text, hint
+_error, _warning, _info = (partial(_wording, severity) for severity in Severity)
 
 
 class Code(StrEnum):
@@ -66,9 +62,7 @@ class Code(StrEnum):
         "Free space on its disk, or fix the permissions of the directory. The node retries every few seconds.",
     )
     VERSION_MISMATCH = _warning(
-        "version-mismatch",
-        "{node} has not joined: {reason}",
-        "Install the same version on every node.",
+        "version-mismatch", "{node} has not joined: {reason}", "Install the same version on every node."
     )
     SECRET_MISMATCH = _warning(
         "secret-mismatch",
@@ -85,10 +79,7 @@ class Code(StrEnum):
         "A ring of {model} ended at {node}: {error}",
         "A new ring replaces it, at most once a second. If this repeats, check the network between its nodes.",
     )
-    LOADING = _info(
-        "loading",
-        "{node} has {verb} {percent:.0f} % of {layers}{figures}.",
-    )
+    LOADING = _info("loading", "{node} has {verb} {percent:.0f} % of {layers}{figures}.")
     OPEN_CLUSTER = _info(
         "open-cluster",
         "No secret is set: every machine on this network can join the cluster and read its prompts and answers.",
@@ -139,11 +130,7 @@ class Code(StrEnum):
         "{node} answers requests from public addresses without an API key (--open-api).",
         "Unless a proxy in front of it checks its clients, start it with --api-key-file FILE.",
     )
-    WHICH_NODE = _info(
-        "which-node",
-        "{which}",
-        "`pippin node` is always Pippin's.",
-    )
+    WHICH_NODE = _info("which-node", "{which}", "`pippin node` is always Pippin's.")
     ROSETTA = _error(
         "rosetta",
         "This terminal runs programs for Intel processors (Rosetta), and MLX does not work in them.",
