@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from google.protobuf.message import Message
 
 from node.core.addresses import split_host_port
 from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
@@ -47,10 +48,14 @@ MAX_RESPONSE_BYTES = 64 * 2**20
 BANDWIDTH_BYTES = 4 * 2**20
 """Payload by which a path's bandwidth is measured: as large as the hidden states of a chunk of a prompt."""
 _FIRST_BYTES = 256 * 1024
-_FIRST_S = 0.05
-"""A path on which the first payload takes longer than this is not filled for a second with the large one: heartbeats
-would be late.
-"""
+SLOW_BANDWIDTH = 5 * 2**20
+"""Bytes per second of a path that is not filled for a second with the large payload: heartbeats would be late."""
+_COMMANDS: dict[type[Command], tuple[str, type[Message], float]] = {
+    LoadModel: ("Load", control_pb2.LoadRequest, DESCRIBE_TIMEOUT_S),
+    UnloadModel: ("Unload", control_pb2.ModelRequest, DECIDE_TIMEOUT_S),
+    DrainNode: ("Drain", control_pb2.DrainRequest, DECIDE_TIMEOUT_S),
+}
+"""Method, message and timeout of each command."""
 
 
 class RpcClient:
@@ -102,14 +107,15 @@ class RpcClient:
         options = (*options, ("grpc.ssl_target_name_override", self._security.server_name))
         return grpc.aio.secure_channel(target, self._security.channel_credentials(peer.node), options=options)
 
-    def _control(self, peer: Address) -> ControlStub:
-        return ControlStub(self._channel(peer, "control"))
+    async def _ask(self, peer: Address, method: str, message: Message, timeout_s: float) -> Any:
+        """The answer to a call of the control plane."""
+        control = ControlStub(self._channel(peer, "control"))
+        with calling(peer.target):
+            return checked(await getattr(control, method)(message, timeout=timeout_s))
 
     async def exchange(self, peer: Address, heartbeat: Heartbeat, timeout_s: float) -> Heartbeat:
         message = to_message(heartbeat, control_pb2.Heartbeat)
-        with calling(peer.target):
-            answer = await self._control(peer).Exchange(message, timeout=timeout_s)
-        return from_message(checked(answer), Heartbeat)
+        return from_message(await self._ask(peer, "Exchange", message, timeout_s), Heartbeat)
 
     async def disconnected(self, peer: Address) -> None:
         """Return when the connection for heartbeats is lost or dropped, or cannot be established.
@@ -139,8 +145,7 @@ class RpcClient:
     async def probe(self, peer: Address, timeout_s: float) -> float:
         """Measure the round trip, in milliseconds."""
         begin = time.perf_counter()
-        with calling(peer.target):
-            await self._control(peer).Probe(control_pb2.ProbeRequest(), timeout=timeout_s)
+        await self._ask(peer, "Probe", control_pb2.ProbeRequest(), timeout_s)
         return (time.perf_counter() - begin) * 1000
 
     async def bandwidth(self, peer: Address, timeout_s: float) -> float:
@@ -166,48 +171,30 @@ class RpcClient:
             with calling(peer.target):
                 await rate(0)  # connects
             first = await most(_FIRST_BYTES, 3)
-            return first if first < _FIRST_BYTES / _FIRST_S else await most(BANDWIDTH_BYTES, 2)
+            return first if first < SLOW_BANDWIDTH else await most(BANDWIDTH_BYTES, 2)
         finally:
             self._close(peer, "bandwidth")
 
     async def leave(self, peer: Address, node_id: str, incarnation: int, timeout_s: float) -> None:
-        message = control_pb2.Departure(id=node_id, incarnation=incarnation)
-        with calling(peer.target):
-            await self._control(peer).Leave(message, timeout=timeout_s)
+        await self._ask(peer, "Leave", control_pb2.Departure(id=node_id, incarnation=incarnation), timeout_s)
 
     async def want(self, peer: Address, model: str) -> None:
-        with calling(peer.target):
-            await self._control(peer).Want(control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S)
+        await self._ask(peer, "Want", control_pb2.ModelRequest(model=model), DESCRIBE_TIMEOUT_S)
 
     async def command(self, peer: Address, command: Command) -> None:
         """Have the head carry out a user's command."""
-        control = self._control(peer)
-        with calling(peer.target):
-            match command:
-                case LoadModel(model, wish):
-                    load = control_pb2.LoadRequest(model=model, wish=to_message(wish, control_pb2.Wish))
-                    await control.Load(load, timeout=DESCRIBE_TIMEOUT_S)
-                case UnloadModel(model):
-                    await control.Unload(control_pb2.ModelRequest(model=model), timeout=DECIDE_TIMEOUT_S)
-                case DrainNode(node, draining):
-                    drain = control_pb2.DrainRequest(node=node, draining=draining)
-                    await control.Drain(drain, timeout=DECIDE_TIMEOUT_S)
+        method, kind, timeout_s = _COMMANDS[type(command)]
+        await self._ask(peer, method, to_message(command, kind), timeout_s)
 
     async def release(self, peer: Address, model: str) -> None:
-        with calling(peer.target):
-            await self._control(peer).Release(control_pb2.ModelRequest(model=model), timeout=CALL_TIMEOUT_S)
+        await self._ask(peer, "Release", control_pb2.ModelRequest(model=model), CALL_TIMEOUT_S)
 
     async def set_draining(self, peer: Address, node: str, *, draining: bool) -> None:
-        with calling(peer.target):
-            await self._control(peer).SetDraining(
-                control_pb2.DrainRequest(node=node, draining=draining), timeout=CALL_TIMEOUT_S
-            )
+        await self._ask(peer, "SetDraining", control_pb2.DrainRequest(node=node, draining=draining), CALL_TIMEOUT_S)
 
     async def describe(self, peer: Address, version: ModelVersion) -> ModelSpec:
         message = to_message(version, control_pb2.ModelRequest)
-        with calling(peer.target):
-            answer = await self._control(peer).Describe(message, timeout=DESCRIBE_TIMEOUT_S)
-        return from_message(checked(answer), ModelSpec)
+        return from_message(await self._ask(peer, "Describe", message, DESCRIBE_TIMEOUT_S), ModelSpec)
 
     async def log(self, peer: Address, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
         """Yield lines of a peer's log, as RecentLines.read. Raises Incompatible for a peer that is too old."""

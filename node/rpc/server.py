@@ -15,7 +15,7 @@ from node.core.commands import DrainNode, LoadModel, UnloadModel
 from node.core.errors import Overloaded, PortTaken
 from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest
-from node.core.models import ModelVersion, Wish
+from node.core.models import ModelVersion
 from node.core.reports import Heartbeat
 from node.core.response_ids import Ask
 from node.host.ports import is_served
@@ -128,11 +128,11 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def Load(self, request: control_pb2.LoadRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.command(LoadModel(request.model, from_message(request.wish, Wish)))
+        await self._handler.command(from_message(request, LoadModel))
         return control_pb2.Empty()
 
     async def Unload(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.command(UnloadModel(request.model))
+        await self._handler.command(from_message(request, UnloadModel))
         return control_pb2.Empty()
 
     async def Release(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
@@ -140,7 +140,7 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.command(DrainNode(request.node, request.draining))
+        await self._handler.command(from_message(request, DrainNode))
         return control_pb2.Empty()
 
     async def SetDraining(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:

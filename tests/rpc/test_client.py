@@ -11,10 +11,12 @@ import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
 from node.core.errors import Incompatible, Overloaded, PeerTimeout, PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.frames import Frame
 from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES
+from node.core.models import Wish
 from node.core.nodes import Address, Caller
 from node.core.response_ids import Ask
 from node.core.rings import Fence
@@ -143,7 +145,8 @@ async def test_a_slow_path_is_not_filled_to_measure_it(
 ) -> None:
     """Most of what is sent is left out. `least`, `most`: MB sent."""
     sent = 0
-    monkeypatch.setattr("node.rpc.client._FIRST_S", 0.05 if pause_s else 5.0)  # this machine may be busy
+    if not pause_s:
+        monkeypatch.setattr("node.rpc.client.SLOW_BANDWIDTH", 2**16)  # this machine may be busy
 
     async def forward(data: bytes) -> bool:
         nonlocal sent
@@ -251,6 +254,22 @@ async def test_an_evaluation_of_a_driver(evaluation: Evaluation, monkeypatch: py
         assert await client.evaluate(Address(target), "r", EvaluateRequest("r", "m", (1, 2))) == evaluation
     assert 0 < len(sizes) < 4
     assert max(sizes) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    "command",
+    [LoadModel("m", Wish(named=True, stages=2, context=4096)), UnloadModel("m"), DrainNode("n", draining=True)],
+)
+async def test_a_command_for_the_head(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    async def carry_out(command: Command) -> None:
+        given.append(command)
+
+    async with serving() as (handlers, target), RpcClient() as client:
+        monkeypatch.setattr(handlers, "command", carry_out, raising=False)
+        await client.command(Address(target), command)
+    assert given == [command]
 
 
 async def test_the_log_of_a_peer() -> None:
