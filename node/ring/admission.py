@@ -37,15 +37,10 @@ LONG_PREFIX = 2048
 
 
 class Admission:
-    """The sessions of a ring, their lanes and prompts, the prefixes, and the operations that are due on the stages' caches."""
+    """The sessions of a ring, their lanes and prompts, the prefixes, and the operations that the stages' caches wait for."""
 
     def __init__(
-        self,
-        limits: RingLimits,
-        plan: Plan,
-        numbers: Iterator[SequenceId],
-        flight: Flight,
-        stages: int,
+        self, limits: RingLimits, plan: Plan, numbers: Iterator[SequenceId], flight: Flight, stages: int
     ) -> None:
         """See Scheduler."""
         self.limits = limits
@@ -70,13 +65,9 @@ class Admission:
         return sum(len(lane.slots()) for lane in self.lanes)
 
     @property
-    def queued(self) -> int:
-        return len(self.waiting)
-
-    @property
     def tokens_used(self) -> int:
         """Tokens of KV set aside for sessions and kept as prefixes; above the budget for one step at most."""
-        return self._used() + self.prefixes.charged
+        return self.room.used(self.lanes) + self.prefixes.charged
 
     @property
     def prompt_chunk(self) -> int:
@@ -85,7 +76,7 @@ class Admission:
 
     def sessions(self) -> list[Session]:
         """The running ones, lane by lane, then the waiting ones."""
-        return [*(slot.session for lane in self.lanes for slot in lane.slots()), *self.waiting]
+        return [*(slot.session for slot in self._slots()), *self.waiting]
 
     def submit(self, session: Session) -> Session | None:
         """Queue a session. If the queue is full, it may replace one of another client, which is returned.
@@ -101,8 +92,8 @@ class Admission:
                 f"{session.request.max_tokens} to generate are {session.max_length}.",
                 hint="Send a shorter prompt or ask for fewer tokens.",
             )
-        # A session that resumes has begun on another ring: refusing it would break its stream.
         replaced = None
+        # A session that resumes has begun on another ring: refusing it would break its stream.
         if not session.request.resume and len(self.waiting) >= self.limits.max_queue:
             replaced = self.waiting.replaceable(session, lambda each: not each.generated)
             if replaced is None:
@@ -175,10 +166,10 @@ class Admission:
     def decoding(self) -> int:
         return sum(1 for lane in self.lanes if lane.rows or lane.joining)
 
-    def make_room(self) -> None:
+    def shrink(self) -> None:
         """Free KV for sessions that have grown: first prefixes, then the last slot of the largest lane."""
         self._evict()
-        while self._used() > self.room.budget and self.running > 1:
+        while self.room.used(self.lanes) > self.room.budget and self.running > 1:
             last = max(self.lanes, key=self.room.size).slots()[-1]
             self._preempt(last, keep=False)
             self.waiting.put_back(last.session)
@@ -191,9 +182,6 @@ class Admission:
             self.waiting.admit(session)
             self._begin(session, home)
             self._evict()
-
-    def _used(self) -> int:
-        return self.room.used(self.lanes)
 
     def _preempt_for(self, session: Session) -> bool:
         """Free a slot for a session whose client has none: the last one of the client with the most, if it has several.
@@ -211,27 +199,28 @@ class Admission:
         return True
 
     def _preempt(self, slot: Slot, *, keep: bool) -> None:
-        """Take a session's slot. The caller puts the session back into the queue."""
+        """Free a session's slot. The caller puts the session back into the queue."""
         slot.gone, slot.keep, slot.session.slot, slot.session.lost = True, keep, None, slot.sent
         self.clear_prefills()
 
     def _next_in_line(self) -> Session | None:
         """The session to admit next: none whose beginning is being computed for another one, and while LONG_PROMPTS long
-        prompts run, only one whose prompt takes a single step.
+        prompts run, only one whose prompt needs a single step.
         """
         long = sum(1 for prefill in self.prefills if prefill.slots[0].unsent > self.limits.chunk)
         computing = [slot for prefill in self.prefills for slot in prefill.slots if not slot.gone]
+        may_share = self.plan.trimmable  # at a position where the other one is not
 
         def may_begin(session: Session) -> bool:
             is_short = long < LONG_PROMPTS or len(session.tokens) <= self.limits.chunk
-            return is_short and not (self._may_share(session) and waits(session, computing))
+            return is_short and not (may_share and self._may_reuse(session) and waits(session, computing))
 
         return self.waiting.next(may_begin)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        reuses = not self.plan.chunked and not session.evaluate_request
-        match = self.prefixes.best(session.tokens[:-1]) if reuses else None
-        shared = most_shared(session, self._slots()) if self._may_share(session) else None
+        match, shared = self.prefixes.best(session.tokens[:-1]) if self._may_reuse(session) else None, None
+        if self.plan.trimmable and self._may_reuse(session):
+            shared = most_shared(session, self._slots())
         reused = max(match.tokens if match else 0, shared[1] if shared else 0)
         session.earlier = Earlier(match.tokens, self.prefixes.rest(match)) if match else None
         lane = next(self._numbers)
@@ -242,8 +231,9 @@ class Admission:
         home.prefilling.append(slot)
         if match and match.tokens == reused:
             self._reuse(match, slot)
-        elif shared:
-            self._share(shared[0], slot)
+        elif shared:  # begin with a copy of the other one's first tokens
+            slot.number = next(self._numbers)
+            self.ops += [Keep(*self._row_of(shared[0]), slot.number, reused), Take(lane, slot.number)]
         else:
             self.ops.append(Open(lane))
         session.cached_tokens = 0 if session.request.resume else reused
@@ -270,18 +260,11 @@ class Admission:
             if match.tokens >= len(slot.session.request.prompt):
                 self.prefixes.evict_next(match.prefix)  # most likely its own, computed on an earlier ring
 
-    def _may_share(self, session: Session) -> bool:
-        """Whether it may begin with the KV of one that runs, at a position where that one is not.
-
-        Where chunks matter, the KV of another session may differ; an evaluation needs every token computed.
+    def _may_reuse(self, session: Session) -> bool:
+        """Whether it may begin with the KV of another one. An evaluation needs every token computed; and where the answer
+        depends on chunks, that KV may differ.
         """
-        return self.plan.trimmable and not self.plan.chunked and not session.evaluate_request
-
-    def _share(self, other: Slot, slot: Slot) -> None:
-        """Begin the slot's lane with a copy of another one's first tokens."""
-        slot.number = next(self._numbers)
-        lane, row = self._row_of(other)
-        self.ops += [Keep(lane, row, slot.number, slot.cached), Take(slot.lane, slot.number)]
+        return not self.plan.chunked and not session.evaluate_request
 
     def _slots(self) -> list[Slot]:
         return [slot for lane in self.lanes for slot in lane.slots()]
@@ -293,20 +276,22 @@ class Admission:
             lanes += [(lane.rows, lane.number), *lane.joining]
         return next((number, slots.index(slot)) for slots, number in lanes if slot in slots)
 
-    def _evict(self, room: int = 0) -> None:
-        """Drop prefixes until everything and `room` more tokens are within the budget."""
-        while self.prefixes.full or self._used() + self.prefixes.charged + room > self.room.budget:
+    def _evict(self, more: int = 0) -> None:
+        """Drop prefixes until everything and `more` tokens are within the budget."""
+        while self.prefixes.full or self.tokens_used + more > self.room.budget:
             number = self.prefixes.evict()
             if number is None:
                 return
             self.ops.append(Forget(number))
 
     def keep_as(self, slot: Slot) -> SequenceId | None:
-        held = slot.session.tokens[: slot.sent]
-        room = self.limits.charge(len(held))
-        if self.plan.chunked or not self.prefixes.worth_adding(held) or self._used() + room > self.room.budget:
+        """See KeepAs."""
+        tokens = slot.session.tokens[: slot.sent]
+        size = self.limits.charge(len(tokens))
+        is_wanted = not self.plan.chunked and self.prefixes.worth_adding(tokens)
+        if not is_wanted or self.room.used(self.lanes) + size > self.room.budget:
             return None
-        self._evict(room)
+        self._evict(size)
         number = next(self._numbers)
-        self.ops += [Forget(old) for old in self.prefixes.add(number, held)]
+        self.ops += [Forget(old) for old in self.prefixes.add(number, tokens)]
         return number

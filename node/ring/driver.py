@@ -12,7 +12,7 @@ from node.core.reports import RingTraffic
 from node.core.rings import Ring
 from node.engine.compute import Compute
 from node.engine.runner import Runner
-from node.engine.verdict import Following, Verdict
+from node.engine.verdict import Verdict
 from node.ring.flight import Step
 from node.ring.guessing import Guessing
 from node.ring.limits import RingLimits
@@ -57,12 +57,13 @@ class Driver:
         self._alone = open_link is None
         self._pipeline = Pipeline(ring, open_link, self.end)
         self._scheduler = Scheduler(limits, runner.plan, numbers, len(ring.stages))
+        self._admission = self._scheduler.admission
         self._guesses = guessing is not None and open_link is not None
         self._guessing = guessing or Guessing()
         self._wake = asyncio.Event()
         """There may be a step to send."""
         self._ended: PippinError | None = None
-        """Why the ring takes no requests."""
+        """Why the ring accepts no requests."""
         self._finishing: asyncio.Task[None] | None = None
         """Delivers the results of the last step that came back."""
         self._running: asyncio.Task[None] | None = None
@@ -78,17 +79,15 @@ class Driver:
     def traffic(self) -> RingTraffic:
         while self._sampled_at and self._sampled_at[0] < now() - RATE_S:
             self._sampled_at.popleft()
-        scheduler = self._scheduler
-        rate = len(self._sampled_at) / RATE_S
         return RingTraffic(
             self.ring.id,
-            scheduler.admission.running,
-            scheduler.admission.queued,
-            rate,
-            scheduler.guessed,
-            scheduler.guessed_right,
-            scheduler.admission.recomputed,
-            self._requests,
+            running=self._admission.running,
+            queued=len(self._admission.waiting),
+            tokens_per_second=len(self._sampled_at) / RATE_S,
+            guesses=self._scheduler.guessed,
+            right_guesses=self._scheduler.guessed_right,
+            recomputed=self._admission.recomputed,
+            requests=self._requests,
         )
 
     @property
@@ -99,10 +98,10 @@ class Driver:
         """End all requests with `reason`, also later ones, and the links."""
         if not self._ended:
             self._ended = reason
-            self._leftover = {**self._leftover, **self._scheduler.admission.sequences()}
+            self._leftover = {**self._leftover, **self._admission.sequences()}
             self._pipeline.close()
-            for session in self._scheduler.admission.sessions():
-                self._scheduler.admission.fail(session, reason)
+            for session in self._admission.sessions():
+                self._admission.fail(session, reason)
             self._wake.set()
 
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[SequenceId, tuple[int, ...]]:
@@ -118,20 +117,19 @@ class Driver:
     # --- sessions ---------------------------------------------------------------------------------------------------
 
     def submit(self, session: Session) -> None:
-        """Queue a session. Raises the errors of Scheduler.submit, and RingLost after the ring's end."""
+        """Queue a session. Raises the errors of Admission.submit, and RingLost after the ring's end."""
         if self._ended:
             raise self._ended
         self._requests += 1
-        if replaced := self._scheduler.admission.submit(session):
+        if replaced := self._admission.submit(session):
             full = "The queue is full, and this client has the most requests in it."
-            self._scheduler.admission.fail(
-                replaced, Overloaded(full, hint="Try again in a moment, with fewer requests at once.")
-            )
+            hint = "Try again in a moment, with fewer requests at once."
+            self._admission.fail(replaced, Overloaded(full, hint=hint))
         self._wake.set()
 
     def finish(self, session: Session, *, keep: bool) -> None:
         """Free the session's slot, and its KV unless `keep` and there is room."""
-        self._scheduler.admission.finish(session, keep=keep)
+        self._admission.finish(session, keep=keep)
         self._wake.set()
 
     # --- steps out --------------------------------------------------------------------------------------------------
@@ -147,7 +145,11 @@ class Driver:
     async def _drive(self) -> None:
         try:
             if not self._ended:
-                await self._inherit()
+                # If this stage has nothing of what earlier rings left, what the others have is of no use.
+                left = tuple(Held(number, len(tokens)) for number, tokens in self._leftover.items())
+                self._held = await self._compute.run(self.runner.inherit, left)
+                if not self._ended and (self._alone or not self._held):
+                    self._begin_with(self._held)
             while not self._ended:
                 await self._wake.wait()
                 self._wake.clear()
@@ -158,24 +160,22 @@ class Driver:
             self.end(as_pippin_error(error))
 
     async def _send_all(self) -> None:
-        """Send steps as long as there are any and the ring has room for them."""
+        """Send steps as long as there are any and not all stages are busy."""
         pipeline, scheduler = self._pipeline, self._scheduler
         while not (self._ended or pipeline.asking or scheduler.flight.is_full):
-            if self._held and scheduler.admission.queued:
+            if self._held and self._admission.waiting:
                 pipeline.open()
                 await pipeline.send(pipeline.frame(held=self._held))
             elif step := scheduler.next():
                 await self._send(step)
-            elif ops := scheduler.admission.pop_ops():
+            elif ops := self._admission.pop_ops():
                 await self._compute.run(self.runner.apply, ops)
                 await pipeline.send(pipeline.frame(ops))
-            elif self._guesses and not self._compute.waiting and (guess := scheduler.guess()):
+            elif self._compute.waiting:
+                return
+            elif self._guesses and (guess := scheduler.guess()):
                 await self._send(guess)
-            elif (
-                (draft := self._guessing.draft)
-                and not self._compute.waiting
-                and (asked := scheduler.to_draft(draft.max_context))
-            ):
+            elif (draft := self._guessing.draft) and (asked := scheduler.to_draft(draft.max_context)):
                 await self._guessing.run_draft(self._compute, *asked)
             else:
                 return
@@ -188,7 +188,7 @@ class Driver:
             return
         self._pipeline.open()
         # The caches here change in the order of jobs, those of other stages in the order of `send`. Both are the same for
-        # a lane, as nothing else is awaited between the choice of a step, its job and `send`; nor in `_finish_step`.
+        # a lane, as nothing else is awaited between the choice of a step, its job and `send`; nor in `_finish`.
         try:
             frame = await self._compute.run(self.runner.begin, frame, step.tokens)
         except PippinError as error:
@@ -243,8 +243,13 @@ class Driver:
             if following is None:
                 self._wake.set()
                 return
-            # Its job waits for that of another lane, so that no thread waits while that one's tokens are delivered.
-            before, finish = self._finishing, self._finish(step, self._queue_finish(step, frame, following), seconds)
+            job = None
+            if step.evaluations:
+                job = self._compute.queue(self.runner.evaluate, frame, step.chunk_requests())
+            elif step.samples:
+                job = self._compute.queue(self.runner.finish, frame, step.draws(), following)
+            # The job waits for that of another lane, so that no thread waits while that one's tokens are delivered.
+            before, finish = self._finishing, self._finish(step, job, seconds)
             self._finishing = asyncio.create_task(finish, name=f"step of {self.ring.id}")
             if before:
                 await before
@@ -255,12 +260,6 @@ class Driver:
         """Wait until the results of all steps that came back are delivered."""
         if self._finishing:
             await self._finishing
-
-    def _queue_finish(self, step: Step, frame: Frame, following: Following) -> asyncio.Future[Verdict] | None:
-        """Queue the job that computes the results of a step that came back; None if it has none."""
-        if step.evaluations:
-            return self._compute.queue(self.runner.evaluate, frame, step.chunk_requests())
-        return self._compute.queue(self.runner.finish, frame, step.draws(), following) if step.samples else None
 
     async def _finish(self, step: Step, job: asyncio.Future[Verdict] | None, seconds: float) -> None:
         """Deliver the results of a step, and send the lane's next one if the job has begun it.
@@ -293,24 +292,17 @@ class Driver:
         is_needed = step and self._scheduler.flight.is_certain(step) and not isinstance(error, DeviceFailed)
         for slot in step.rows if step and is_needed else ():
             if not slot.gone:
-                self._scheduler.admission.fail(slot.session, error)
+                self._admission.fail(slot.session, error)
         self.end(error)
 
     # --- KV of earlier rings, and the end ---------------------------------------------------------------------------
-
-    async def _inherit(self) -> None:
-        """Take over what earlier rings left at this stage. If it has none, that of the others is of no use."""
-        left = tuple(Held(number, len(tokens)) for number, tokens in self._leftover.items())
-        self._held = await self._compute.run(self.runner.inherit, left)
-        if not self._ended and (self._alone or not self._held):
-            self._begin_with(self._held)
 
     def _begin_with(self, held: tuple[Held, ...]) -> None:
         """Begin with the KV that all stages have. No step is in flight."""
         if held:
             tokens = sum(each.tokens for each in held)
             log.info("ring %s begins with the KV of %d tokens, of %d sequences", self.ring.id, tokens, len(held))
-        self._scheduler.admission.inherit(self._leftover, held)
+        self._admission.inherit(self._leftover, held)
         self._leftover, self._held = {}, ()
         self._wake.set()
 
@@ -320,7 +312,7 @@ class Driver:
         """
         if not self._ended:
             log.warning("ring %s ended: %s", self.ring.id, reason)
-            chunk = self._scheduler.admission.prompt_chunk
+            chunk = self._admission.prompt_chunk
             self.give_up(RingLost(f"The ring ended: {reason.message}"))
             self._on_ended(reason, chunk)
 

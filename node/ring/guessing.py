@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed, DraftModel
@@ -24,7 +24,8 @@ class Guessing:
     async def run_draft(self, compute: Compute, session: Session, guessed: Sequence[int]) -> None:
         """Have the draft model draw the token after these guesses, or compute a part of the prompt. It goes if it fails."""
         assert self.draft
-        verified, tokens, draw = len(session.tokens), [*session.tokens, *guessed], session.draw_of_draft(guessed)
+        verified, tokens, draw = len(session.tokens), [*session.tokens, *guessed], session.draw(guessed)
+        draw = replace(draw, sampling=replace(draw.sampling, logprobs=None), constraint=None)
         try:
             token = await compute.run(self.draft.guess, tokens, verified, draw)
         except DraftFailed as error:

@@ -309,7 +309,7 @@ class Rings:
     def _ended(self, part: Part, reason: PippinError, chunk: int) -> None:
         """Report the end, to the head at once, so that the successor is placed within milliseconds.
 
-        `chunk`: see Scheduler.prompt_chunk. After a time-out of a device, of whichever stage, the successor divides
+        `chunk`: see Admission.prompt_chunk. After a time-out of a device, of whichever stage, the successor divides
         prompts into smaller chunks. Rings of the same layers that one time-out ends halve the same chunk.
         """
         loaded = self._shards.get(part.shard)

@@ -1,4 +1,4 @@
-"""How much the rings of this node take on."""
+"""How many sessions, and how much of each, the rings of this node accept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ Shape = tuple[str, tuple[StageSpec, ...], int, int]
 
 
 def shape_of(ring: Ring) -> Shape:
-    """Equal for two rings if one can take over the KV of the other."""
+    """Equal for two rings if one can inherit the KV of the other."""
     return ring.model, ring.stages, ring.context, ring.max_sessions
 
 
@@ -111,7 +111,7 @@ class LoadedShards:
         size = format_bytes(stage.weight_bytes)
         log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
         self._loaded[shard] = LoadedShard(stage, directory)
-        if self.speeds.is_due(shard, now()):
+        if self.speeds.is_stale(shard, now()):
             await self.measure(shard)
 
     async def measure(self, shard: Shard) -> None:

@@ -40,7 +40,6 @@ class Pipeline:
         self._in_flight: deque[InFlight] = deque()
         self._sending = asyncio.Lock()
         self._seq = 0
-        self.closed = False
 
     @property
     def asking(self) -> bool:
@@ -72,7 +71,7 @@ class Pipeline:
 
     def open(self) -> None:
         """Open the link to the next stage if there is none. Raises PeerUnavailable when its address is not known."""
-        if self._open_link and not self._link and not self.closed:
+        if self._open_link and not self._link:
             self._link = self._open_link(self._on_broken)
 
     async def send(self, frame: Frame, step: Step | None = None, begun_at: float = 0.0) -> None:
@@ -92,7 +91,7 @@ class Pipeline:
     # --- back -------------------------------------------------------------------------------------------------------
 
     def receive(self, frame: Frame) -> InFlight | None:
-        """Take a frame that came back; returns the one in flight that it answers, or None for operations alone.
+        """A frame came back. Returns the one in flight that it answers, or None for operations alone.
 
         Raises StaleFence when the frame is of another ring or the link is not open, BadRequest when another one is due.
         """
@@ -102,14 +101,14 @@ class Pipeline:
             raise StaleFence(f"A frame came to ring {self._ring.id}, which has ended or sent none.")
         if frame.lane is None and not self.asking:
             return None
-        due = self._in_flight[0] if self._in_flight else None
-        if due is None or (due.seq, due.step and due.step.lane) != (frame.seq, frame.lane):
+        sent = self._in_flight[0] if self._in_flight else None
+        if sent is None or (sent.seq, sent.step and sent.step.lane) != (frame.seq, frame.lane):
             raise BadRequest(f"Frame {frame.seq} of lane {frame.lane} came back when another one was due.")
         return self._in_flight.popleft()
 
     def close(self) -> None:
         """Close the link for good, and forget the steps in flight."""
-        self.closed = True
+        self._open_link = None
         if self._link:
             self._link.close()
             self._link = None

@@ -135,7 +135,7 @@ class ChunkSize:
         chunks = round(math.sqrt((self.stages - 1) * unsent * added_s / self.decode_s))
         return math.ceil(unsent / max(1, min(chunks, unsent * MAX_DIVISOR // self.most)))
 
-    def took(self, tokens: Sequence[Sequence[int]], seconds: float) -> float:
-        """Note the time of a step of prompts; returns the seconds for each token."""
+    def note(self, tokens: Sequence[Sequence[int]], seconds: float) -> float:
+        """A step of prompts is done. Returns the seconds for each token."""
         self.last_tokens, self.last_s = len(tokens) * max(map(len, tokens)), seconds
         return seconds / self.last_tokens

@@ -5,6 +5,7 @@ common prefix of two sequences of 32k tokens, so a list serves as well as a tree
 """
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,74 +43,73 @@ class Prefixes:
         self.charged = 0
         self._charge = charge
         self._trimmable = trimmable
-        self._held: OrderedDict[SequenceId, bytes] = OrderedDict()
+        self._packed: OrderedDict[SequenceId, bytes] = OrderedDict()
         self._inherited: set[SequenceId] = set()
 
     @property
     def full(self) -> bool:
-        return len(self._held) >= MAX_PREFIXES
+        return len(self._packed) >= MAX_PREFIXES
 
     def best(self, tokens: Sequence[int]) -> Match | None:
         """The prefix with the most of the first `tokens`; counts as its use."""
         wanted = pack(tokens)
-        matches = [self._match(number, wanted) for number in self._held]
-        if not self._trimmable:
-            matches = [match for match in matches if match.whole]
+        matches = []
+        for number, packed in self._packed.items():
+            common = common_tokens(packed, wanted)
+            is_whole = common == _count(packed)
+            if is_whole or self._trimmable:
+                matches.append(Match(number, common, is_whole, number not in self._inherited))
         match = max(matches, key=lambda match: match.tokens, default=None)
         if match is None or match.tokens < MIN_TOKENS:
             return None
-        self._held.move_to_end(match.prefix)
+        self._packed.move_to_end(match.prefix)
         return match
 
     def rest(self, match: Match) -> tuple[int, ...]:
         """What follows in the prefix, such as an earlier answer to the same prompt; at most MAX_REST tokens."""
         begin = match.tokens * BYTES
-        return tuple(array("I", self._held[match.prefix][begin : begin + MAX_REST * BYTES]))
-
-    def _match(self, number: SequenceId, wanted: bytes) -> Match:
-        prefix = self._held[number]
-        tokens = common_tokens(prefix, wanted)
-        return Match(number, tokens, tokens == _count(prefix), number not in self._inherited)
+        return tuple(array("I", self._packed[match.prefix][begin : begin + MAX_REST * BYTES]))
 
     def add(self, number: SequenceId, tokens: Sequence[int]) -> list[SequenceId]:
         """Add a prefix and drop those that it continues. Returns the numbers of the dropped ones."""
         new = pack(tokens)
-        needless = [number for number, held in self._held.items() if new.startswith(held)]
+        needless = [number for number, packed in self._packed.items() if new.startswith(packed)]
         for other in needless:
             self.drop(other)
-        self._held[number] = new
+        self._packed[number] = new
         self.charged += self._charge(len(tokens))
         return needless
 
     def inherit(self, number: SequenceId, tokens: Sequence[int]) -> None:
         """Add a prefix of an earlier ring, of which some stages may have more tokens, and drop none."""
-        self._held[number] = pack(tokens)
+        self._packed[number] = pack(tokens)
         self._inherited.add(number)
         self.charged += self._charge(len(tokens))
 
     def all(self) -> dict[SequenceId, tuple[int, ...]]:
         """The tokens of each, in order of last use."""
-        return {number: tuple(array("I", held)) for number, held in self._held.items()}
+        return {number: tuple(array("I", packed)) for number, packed in self._packed.items()}
 
     def worth_adding(self, tokens: Sequence[int]) -> bool:
         """Whether the sequence is long enough and not the beginning of a prefix."""
         new = pack(tokens)
-        return len(tokens) >= MIN_TOKENS and not any(held.startswith(new) for held in self._held.values())
+        return len(tokens) >= MIN_TOKENS and not any(packed.startswith(new) for packed in self._packed.values())
 
     def evict_next(self, number: SequenceId) -> None:
         """Let the next `evict` drop this one."""
-        self._held.move_to_end(number, last=False)
+        self._packed.move_to_end(number, last=False)
 
     def evict(self) -> SequenceId | None:
         """Drop the least recently used one and give its number; None when there is none."""
-        oldest = next(iter(self._held), None)
-        if oldest is not None:
-            self.drop(oldest)
+        if not self._packed:
+            return None
+        oldest = next(iter(self._packed))
+        self.drop(oldest)
         return oldest
 
     def drop(self, number: SequenceId) -> None:
         self._inherited.discard(number)
-        self.charged -= self._charge(_count(self._held.pop(number)))
+        self.charged -= self._charge(_count(self._packed.pop(number)))
 
 
 def pack(tokens: Sequence[int]) -> bytes:
@@ -123,11 +123,5 @@ def _count(packed: bytes) -> int:
 
 def common_tokens(one: bytes, other: bytes) -> int:
     """Number of tokens with which both begin."""
-    low, high = 0, min(_count(one), _count(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[: middle * BYTES] == other[: middle * BYTES]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    most = min(_count(one), _count(other))
+    return bisect_left(range(1, most + 1), True, key=lambda end: one[: end * BYTES] != other[: end * BYTES])

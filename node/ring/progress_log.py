@@ -1,4 +1,4 @@
-"""Tells how far loads are: in a log a line every 10 s, in a terminal a bar."""
+"""Tells how far stages are that are being fetched or loaded: in a log a line every 10 s, in a terminal a bar."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 async def tell_progress(reports: Callable[[], Sequence[StageReport]], *, bars: bool) -> None:
-    """Tell of the stages that are being fetched or loaded, for ever. `bars`: the log goes to a terminal."""
+    """For ever. `bars`: the log goes to a terminal."""
     if not log.isEnabledFor(logging.INFO):
         return
     if bars:
@@ -29,44 +29,43 @@ async def tell_progress(reports: Callable[[], Sequence[StageReport]], *, bars: b
             await _draw_bars(reports)
     while True:
         await asyncio.sleep(in_step(LINE_S))
-        for load in _loads(reports()):
-            log.info("%s", line(load))
+        for stage in _loading(reports()):
+            log.info("%s", line(stage))
 
 
 async def _draw_bars(reports: Callable[[], Sequence[StageReport]]) -> None:
     shown = False
     while True:
-        loads = _loads(reports())
-        if loads or shown:
-            more = f" (and {len(loads) - 1} more)" if len(loads) > 1 else ""
+        stages = _loading(reports())
+        if stages or shown:
+            more = f" (and {len(stages) - 1} more)" if len(stages) > 1 else ""
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
-            text = (bar(loads[0]) + more)[: columns - 1] if loads else ""
+            text = (bar(stages[0]) + more)[: columns - 1] if stages else ""
             sys.stderr.write(ERASE_LINE + text)
             sys.stderr.flush()
-        shown = bool(loads)
+        shown = bool(stages)
         await asyncio.sleep(in_step(BAR_S))
 
 
-def _loads(reports: Sequence[StageReport]) -> list[StageReport]:
+def _loading(reports: Sequence[StageReport]) -> list[StageReport]:
     """Each shard once, though several rings may wait for it."""
     return list({report.shard: report for report in reports if report.loads}.values())
 
 
-def line(load: StageReport) -> str:
+def line(stage: StageReport) -> str:
     """Like "fetching org/model layers 0-21: 26 %, 1.2 of 4.6 GB, 80.0 MB/s, 43 s left"."""
-    return f"{_what(load)}: {_figures(load)}"
+    return "{}: {}".format(*_what_and_figures(stage))
 
 
-def bar(load: StageReport) -> str:
+def bar(stage: StageReport) -> str:
     """Like a line, with the figures first: a narrow terminal cuts the end."""
-    filled = round(_BAR_CHARS * min(load.progress, 1.0))
-    return f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {_figures(load)}: {_what(load)}"
+    filled = round(_BAR_CHARS * min(stage.progress, 1.0))
+    what, figures = _what_and_figures(stage)
+    return f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {figures}: {what}"
 
 
-def _what(load: StageReport) -> str:
-    verb = "fetching" if load.state is StageState.FETCHING else "loading"
-    return f"{verb} {load.shard.model} layers {load.shard.start}-{load.shard.end - 1}"
-
-
-def _figures(load: StageReport) -> str:
-    return ", ".join([f"{100 * load.progress:.0f} %", *([str(load.download)] if load.download else [])])
+def _what_and_figures(stage: StageReport) -> tuple[str, str]:
+    verb = "fetching" if stage.state is StageState.FETCHING else "loading"
+    download = f", {stage.download}" if stage.download else ""
+    what = f"{verb} {stage.shard.model} layers {stage.shard.start}-{stage.shard.end - 1}"
+    return what, f"{100 * stage.progress:.0f} %{download}"

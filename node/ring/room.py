@@ -1,6 +1,6 @@
 """Whether a ring's KV has room for one more session until its answer has ended. Pure.
 
-Most requests set no limit to their answer, so it may take the whole context; few do. Reserved for the whole context, a
+Most requests set no limit to their answer, so it may fill the whole context; few do. Reserved for the whole context, a
 ring would serve a few sessions at a time. Reserved for what they hold now, all would be admitted, grow beyond the
 budget, lose their KV and be computed again. So the ring reckons with answers as long as its last ones were.
 """
@@ -64,7 +64,7 @@ class AnswerLengths:
 
 
 class Room:
-    """The KV of a ring's lanes, in tokens. A lane takes its longest row times its rows, as rows are padded."""
+    """The KV of a ring's lanes, in tokens. A lane needs its longest row times its rows, as rows are padded."""
 
     def __init__(self, limits: RingLimits, max_rows: int, lanes: int) -> None:
         """`max_rows`: sessions in a lane. `lanes`: number of them, apart from extra ones."""
@@ -110,14 +110,13 @@ class Room:
         home = min(open_lanes, key=cost, default=None)
         return home if home and sum(sizes.values()) + growth[home.number] <= self.budget else None
 
-    def _expected_size(self, lane: Lane, guest: Session | None = None) -> int:
-        """KV of a lane when its answers have ended, with one more session if given."""
-        sessions = [slot.session for slot in lane.slots()]
-        return self._padded([self._expected(each) for each in (*sessions, *([guest] if guest else []))])
-
-    def _expected(self, session: Session) -> int:
-        length = len(session.request.prompt) + self._answers.expected(session.generated) + HEADROOM
-        return max(session.reserved, min(length, session.max_length))
+    def _expected_size(self, lane: Lane, *guests: Session) -> int:
+        """KV of a lane when its answers have ended, with more sessions if given."""
+        lengths = []
+        for session in (*(slot.session for slot in lane.slots()), *guests):
+            length = len(session.request.prompt) + self._answers.expected(session.generated) + HEADROOM
+            lengths.append(max(session.reserved, min(length, session.max_length)))
+        return self._padded(lengths)
 
     def _padded(self, lengths: Sequence[int]) -> int:
         return len(lengths) * self._limits.charge(max(lengths)) if lengths else 0

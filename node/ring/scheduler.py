@@ -46,7 +46,7 @@ class Scheduler:
     def next(self) -> Step | None:
         """The next step; None when there is none to send now."""
         self.admission.clear_lanes()
-        self.admission.make_room()
+        self.admission.shrink()
         self.admission.admit()
         lane = next((lane for lane in self.admission.idle_lanes() if lane.is_live), None)
         prefill = next((prefill for prefill in self.admission.prefills if prefill.ready), None)
@@ -74,9 +74,9 @@ class Scheduler:
 
     def _guessing(self) -> list[tuple[Lane, Slot]]:
         """The lanes of a single session, and its slot, whose step is on its way."""
-        lanes = [(lane, slot) for lane in self.admission.lanes if (slot := lane.only)]
-        flight = self.flight
-        return [each for each in lanes if flight.is_busy(each[0].number) and not flight.is_landing(each[0].number)]
+        is_busy, is_landing = self.flight.is_busy, self.flight.is_landing
+        lanes = [lane for lane in self.admission.lanes if is_busy(lane.number) and not is_landing(lane.number)]
+        return [(lane, slot) for lane in lanes if (slot := lane.only)]
 
     @property
     def _may_guess(self) -> bool:
@@ -118,9 +118,8 @@ class Scheduler:
         others = self.admission.waiting or self.admission.prefills
         # The step itself has left the stages, so one more guess may follow.
         may_follow = slot and guesses and self.flight.free_places >= 0 and self._may_guess and not others
-        return Following(
-            guesses, slot.session.next_guess(guesses) if slot and may_follow else None, self._can_chain(lane)
-        )
+        next_guess = slot.session.next_guess(guesses) if slot and may_follow else None
+        return Following(guesses, next_guess, self._can_chain(lane))
 
     def landed(self, step: Step, verdict: Verdict, seconds: float) -> Step | None:
         """The results of a step are computed; other steps waited for `seconds`. Each session gets its result.
@@ -138,7 +137,7 @@ class Scheduler:
             self.flight.landed(step)
         for prefill in list(self.admission.prefills):
             if prefill.lane == step.lane:
-                prefill.token_s = self.admission.chunk_size.took(step.tokens, seconds)
+                prefill.token_s = self.admission.chunk_size.note(step.tokens, seconds)
                 if step.samples and not prefill.gone:
                     self._join(prefill)
         for slot in step.rows if step.samples else ():
@@ -161,17 +160,16 @@ class Scheduler:
 
     def _judge(self, lane: Lane, step: Step, verdict: Verdict) -> Step | None:
         """Keep the guesses behind a step or take them back. Returns the lane's step that was begun with its results."""
-        begun = None
+        begun, chained = None, verdict.begun is not None and verdict.guess is None
         if verdict.guess is not None:
             begun = self._guess_step(lane, verdict.guess)
-        elif verdict.begun:
+        elif chained:
             begun = replace(step, ops=(), tokens=(), unverified=0)
         needed = not lane.rows[0].gone
         right = verdict.right if needed else 0
         wrong = self.flight.landed(step, right, begun)
         self.guessed += right or (wrong > 0 and needed)
         self.guessed_right += right
-        chained = begun is not None and not begun.unverified
         # If the job has begun the right step, it has taken the guesses back, and that step's frame says so.
         self.admission.ops += [Back(lane.number, wrong)] if wrong and not chained else []
         for slot in lane.rows if chained or right else ():

@@ -3,7 +3,8 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
@@ -19,7 +20,7 @@ HEADROOM = 64
 """Tokens of KV set aside ahead of a growing session, so that its growth is seen before it happens."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Session:
     """All of a request but its KV. `tokens` holds the prompt and the generated tokens."""
 
@@ -37,7 +38,6 @@ class Session:
     cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
     earlier: Earlier | None = None
-    guesser: Guesser | None = None
     evaluate_request: EvaluateRequest | None = None
     """Set for a request that only evaluates its prompt."""
     events: asyncio.Queue[TokenEvent | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
@@ -93,7 +93,7 @@ class Session:
             return None
         if (forced := self._forced_after(guessed)) is not None:
             return forced
-        token = self._known_guesser().after(self.tokens, guessed)
+        token = self.guesser.after(self.tokens, guessed)
         return None if token is None or self.ends_with(token) else token
 
     def guesses_to_draft_after(self, guessed: Sequence[int], most: int) -> list[int] | None:
@@ -103,10 +103,9 @@ class Session:
         """
         path = list(guessed)
         while len(path) < most and self._may_guess_after(path):
-            token = self.next_guess(path)
-            if self._forced_after(path) is None and self._known_guesser().lacks_draft(self.tokens, path):
+            if self._forced_after(path) is None and self.guesser.lacks_draft(self.tokens, path):
                 return path
-            if token is None:
+            if (token := self.next_guess(path)) is None:
                 return None
             path.append(token)
         return None
@@ -115,9 +114,9 @@ class Session:
         """The draft model has drawn a token after `tokens`, of which the first `verified` were this session's at that time."""
         present = len(self.tokens)
         if present <= len(tokens) and self.tokens[verified:] == tokens[verified:present]:
-            self._known_guesser().add_draft(self.tokens, tokens[present:], token)
+            self.guesser.add_draft(self.tokens, tokens[present:], token)
         else:
-            self._known_guesser().drafted_too_late()
+            self.guesser.drafted_too_late()
 
     def _forced_after(self, guessed: Sequence[int]) -> int | None:
         """The token that the grammar forces after these guesses."""
@@ -129,29 +128,21 @@ class Session:
         """Whether the token after these guesses is not the last one, of which there is no step."""
         return self.generated + len(guessed) + 1 < self.request.max_tokens
 
-    def _known_guesser(self) -> Guesser:
-        if self.guesser is None:  # made when it is needed first: most sessions of a busy ring guess nothing
-            self.guesser = Guesser(self.request.prompt, self.request.prediction, self.earlier)
-        return self.guesser
+    @cached_property
+    def guesser(self) -> Guesser:
+        """Made when it is needed first: most sessions of a busy ring guess nothing."""
+        return Guesser(self.request.prompt, self.request.prediction, self.earlier)
 
     def ends_with(self, token: int) -> bool:
         """Whether this token ends the session, wherever it comes."""
         return token in self.request.stop_tokens
 
-    def draw(self) -> Draw:
-        """The sampler's input for the next token."""
-        sampling, prompt = self.request.sampling, len(self.request.prompt)
-        history = History()
+    def draw(self, guessed: Sequence[int] = ()) -> Draw:
+        """The sampler's input for the token after these guesses at the next ones."""
+        sampling, prompt, history = self.request.sampling, len(self.request.prompt), History()
         if sampling.penalizes or self.constraint:
-            history = History(self.tokens[:prompt] if sampling.penalizes else (), self.tokens[prompt:])
-        return Draw(sampling, self.generated, history, self.ends_with, self.constraint)
-
-    def draw_of_draft(self, guessed: Sequence[int]) -> Draw:
-        """As `draw`, for the token after these guesses, without grammar and log-probabilities."""
-        sampling, prompt = replace(self.request.sampling, logprobs=None), len(self.request.prompt)
-        generated = [*self.tokens[prompt:], *guessed]
-        history = History(self.tokens[:prompt], generated) if sampling.penalizes else History()
-        return Draw(sampling, len(generated), history, self.ends_with)
+            history = History(self.tokens[:prompt] if sampling.penalizes else (), [*self.tokens[prompt:], *guessed])
+        return Draw(sampling, self.generated + len(guessed), history, self.ends_with, self.constraint)
 
     def accept(self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()) -> TokenEvent:
         """Append a sampled token. The event tells whether it is the last."""
@@ -162,7 +153,7 @@ class Session:
         finish: Finish | None = "length" if position + 1 >= self.request.max_tokens else None
         if token in self.request.stop_tokens:
             finish = "stop"
-        accepted = self._known_guesser().accepted(self.tokens) if self.request.prediction else 0
+        accepted = self.guesser.accepted(self.tokens) if self.request.prediction else 0
         return TokenEvent(position, token, logprob, top, finish, cached, accepted)
 
 
@@ -174,7 +165,7 @@ class Slot:
     lane: SequenceId = 0
     """Number of the lane in which it begins; later ones have higher numbers."""
     number: SequenceId = 0
-    """The stages know its KV by it, whichever lane it moves to: the number of `lane`, or of the prefix that it took."""
+    """The stages know its KV by it, whichever lane it moves to: the number of `lane`, or of the prefix that became the session's."""
     sent: int = 0
     """Tokens whose KV the stages have, once all steps in flight have passed them."""
     cached: int = 0

@@ -9,7 +9,7 @@ from node.core.reports import Speed
 MOST_SPEEDS = 64
 """Maximum models whose speed is remembered."""
 REMEASURE_S = 3600.0
-"""Minimum time between two measurements of a model whose speed is known: one takes some tenths of a second, in which a ring may wait."""
+"""Minimum time between two measurements of a model whose speed is known: one lasts some tenths of a second, in which a ring may wait."""
 AGREE = 1.25
 """Two measurements agree if neither is more than so many times the other: quiet machines vary by less, busy ones by more."""
 
@@ -33,12 +33,10 @@ class Speeds:
         """The model that was measured last is the last one."""
 
     def note(self, speed: Speed, now: float) -> None:
-        known = self._known.pop(speed.shard.version.files, None)
-        best, agreed = speed, None
-        if known:
-            best, agreed = _best(known.best, speed), known.agreed
-            if _agree(known.best, speed):
-                agreed = best
+        known = self._known.pop(speed.shard.version.files, None) or _Known(now, speed, None)
+        best = _best(known.best, speed)
+        # The first one has none to agree with.
+        agreed = best if speed is not known.best and _agree(known.best, speed) else known.agreed
         self._known[speed.shard.version.files] = _Known(now, best, agreed)
         if len(self._known) > MOST_SPEEDS:
             del self._known[next(iter(self._known))]
@@ -48,10 +46,10 @@ class Speeds:
         known = self._known.get(shard.version.files)
         return known is not None and known.agreed is not None
 
-    def is_due(self, shard: Shard, now: float) -> bool:
+    def is_stale(self, shard: Shard, now: float) -> bool:
         """Whether the shard's model should be measured when it is loaded."""
         known = self._known.get(shard.version.files)
-        return known is None or known.agreed is None or now >= known.measured_at + REMEASURE_S
+        return not known or not known.agreed or now >= known.measured_at + REMEASURE_S
 
     def best(self, shard: Shard) -> Speed | None:
         """The best measurement of the shard's model, whether another agrees or not."""
@@ -65,16 +63,12 @@ class Speeds:
 
 def _prompt_rate(speed: Speed) -> float:
     """Layers that the tokens of a prompt pass through, per second: comparable between shards of a model."""
-    return speed.tokens_per_s * _layers(speed)
-
-
-def _layers(speed: Speed) -> int:
-    return speed.shard.end - speed.shard.start
+    return speed.tokens_per_s * (speed.shard.end - speed.shard.start)
 
 
 def _best(one: Speed, other: Speed) -> Speed:
     """The better of each rate, as one may be disturbed and the other not; for the layers of `other`."""
-    tokens_per_s = max(map(_prompt_rate, (one, other))) / _layers(other)
+    tokens_per_s = max(map(_prompt_rate, (one, other))) / (other.shard.end - other.shard.start)
     return Speed(other.shard, max(one.bytes_per_s, other.bytes_per_s), tokens_per_s)
 
 

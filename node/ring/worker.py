@@ -1,4 +1,4 @@
-"""A stage after the driver: takes frames, runs its layers, and sends the frames on."""
+"""A stage after the driver: gets frames, runs its layers, and sends the frames on."""
 
 import asyncio
 import logging
@@ -47,7 +47,7 @@ class Worker:
         self._upstream: asyncio.Task[None] | None = None
         """Serves the link from the stage before."""
         self._ended: PippinError | None = None
-        """Why this stage takes no frames."""
+        """Why this stage accepts no frames."""
 
     @property
     def kv_bytes(self) -> int:
@@ -64,7 +64,9 @@ class Worker:
         self._upstream = asyncio.current_task()
         sending = asyncio.create_task(self._send_relayed(), name=f"frames of {self.ring.id}")
         try:
-            await self._begin(first)
+            held = await self._compute.run(self.runner.inherit, first.held)  # the frame goes on with what is here
+            self._link = self._open_link(self.end)
+            await self._queue(replace(first, held=held))
             async for frame in frames:
                 await self._queue(frame)
             await self._relayed.join()
@@ -104,12 +106,6 @@ class Worker:
             self.give_up(reason)
             self._on_ended(reason, 0)
 
-    async def _begin(self, first: Frame) -> None:
-        """Take over the KV that the first frame asks for. The frame goes on with what this stage has of it."""
-        held = await self._compute.run(self.runner.inherit, first.held)
-        self._link = self._open_link(self.end)
-        await self._queue(replace(first, held=held))
-
     async def _queue(self, frame: Frame) -> None:
         """Queue the frame's job behind the one that runs, so that no thread waits while that one's frame is sent."""
         if self._ended:
@@ -125,20 +121,17 @@ class Worker:
         try:
             while True:
                 frame, job = await self._relayed.get()
-                await self._send(frame, job)
+                assert self._link
+                try:
+                    frame = await job
+                except PippinError as error:
+                    log.error("ring %s: frame %d failed: %s", self.ring.id, frame.seq, error)
+                    failure = Failure(error.code, error.message, error.hint)
+                    frame = Frame(frame.ring, frame.fence, frame.seq, lane=frame.lane, ops=frame.ops, failure=failure)
+                await self._link.send(frame)
                 self._may_queue.release()
                 self._relayed.task_done()
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("a frame could not be sent on")
             self.end(as_pippin_error(error))
-
-    async def _send(self, frame: Frame, job: asyncio.Future[Frame]) -> None:
-        assert self._link
-        try:
-            frame = await job
-        except PippinError as error:
-            log.error("ring %s: frame %d failed: %s", self.ring.id, frame.seq, error)
-            failure = Failure(error.code, error.message, error.hint)
-            frame = Frame(frame.ring, frame.fence, frame.seq, lane=frame.lane, ops=frame.ops, failure=failure)
-        await self._link.send(frame)

@@ -51,11 +51,11 @@ def test_one_rate_that_was_disturbed_while_the_other_was_best_does_not_keep_them
 
 def test_a_model_is_not_measured_again_soon_once_its_speed_is_known():
     speeds = noted(50.0)
-    assert speeds.is_due(SHARD, 1.0)
+    assert speeds.is_stale(SHARD, 1.0)
     speeds.note(Speed(SHARD, 50.0, 100.0), 1.0)
-    assert not speeds.is_due(Shard(ModelVersion("m"), 4, 8), REMEASURE_S)
-    assert speeds.is_due(SHARD, 1.0 + REMEASURE_S)
-    assert speeds.is_due(Shard(ModelVersion("m", "2"), 0, 8), 1.0)
+    assert not speeds.is_stale(Shard(ModelVersion("m"), 4, 8), REMEASURE_S)
+    assert speeds.is_stale(SHARD, 1.0 + REMEASURE_S)
+    assert speeds.is_stale(Shard(ModelVersion("m", "2"), 0, 8), 1.0)
 
 
 def test_the_models_that_were_measured_last_are_remembered():

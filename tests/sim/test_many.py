@@ -93,7 +93,7 @@ def serve(seed: int, lengths: Callable[[random.Random], float], *, streams: int,
                     ask()
         scheduler.landed(step, Verdict(), 0.01)
     assert not scheduler.admission.running
-    assert not scheduler.admission.queued
+    assert not len(scheduler.admission.waiting)
     return Outcome([*ends], computed, scheduler.admission.recomputed, sum(rows) / len(rows))
 
 
@@ -173,7 +173,7 @@ def test_another_computes_the_beginning_if_the_first_hangs_up() -> None:
     for session in (first, *others):
         scheduler.admission.submit(session)
     run_step(scheduler, fake)
-    assert scheduler.admission.queued == 3
+    assert len(scheduler.admission.waiting) == 3
     scheduler.admission.finish(first, keep=False)
     computed = 0
     while not all(session.generated for session in others):
@@ -201,7 +201,7 @@ def test_others_do_not_wait_for_a_beginning_that_they_do_not_share() -> None:
     for _ in range(2):
         run_step(scheduler, fake)
     assert short.generated, "it overtakes the second, which waits"
-    assert scheduler.admission.queued == 1
+    assert len(scheduler.admission.waiting) == 1
 
 
 def test_nobody_waits_for_a_short_beginning() -> None:

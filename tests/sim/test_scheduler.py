@@ -350,7 +350,7 @@ class World:
                 pass
             if self.in_flight:
                 self.land()
-            elif not self.scheduler.admission.queued and not self.scheduler.admission.running:
+            elif not len(self.scheduler.admission.waiting) and not self.scheduler.admission.running:
                 return
         raise AssertionError("a request never ended")
 
@@ -545,7 +545,7 @@ def test_a_client_with_many_requests_delays_no_other_client() -> None:
         turn(scheduler)
     assert all(session.finished for session in others)
     assert scheduler.admission.running == places, "the greedy client has them all again"
-    assert scheduler.admission.queued == 200 - places
+    assert len(scheduler.admission.waiting) == 200 - places
     assert not any(session.finished for session in greedy)
 
 
@@ -587,7 +587,7 @@ def test_a_full_queue_is_shared() -> None:
         assert replaced
         assert replaced.request.client == "a"
         scheduler.admission.finish(replaced, keep=False)
-    assert scheduler.admission.queued == 8
+    assert len(scheduler.admission.waiting) == 8
     with pytest.raises(Overloaded):
         scheduler.admission.submit(request(prompt=5, max_tokens=50, client="b"))
 
@@ -944,7 +944,7 @@ def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tu
             scheduler.admission.finish(slot.session, keep=False)
         scheduler.landed(step, Verdict(), clock - max(begun, landed))
         landed = clock
-        if scheduler.admission.running == 1 and not scheduler.admission.queued and len(slot.session.tokens) == 10:
+        if scheduler.admission.running == 1 and not len(scheduler.admission.waiting) and len(slot.session.tokens) == 10:
             scheduler.admission.submit(request(8000, 1, first=100))
     return sizes, longest
 
@@ -993,7 +993,7 @@ def first_token(
     for session in (request(64, 3), evaluation if evaluate else request(prompt, 1, first=1000)):
         scheduler.admission.submit(session)
         begun_at, sizes = clock, list[int]()
-        while scheduler.admission.running or scheduler.admission.queued:
+        while scheduler.admission.running or len(scheduler.admission.waiting):
             while len(under_way) < stages and (step := scheduler.next()):
                 done = clock
                 for stage in range(stages):
