@@ -244,7 +244,7 @@ async def test_all_rings_end_when_the_device_fails_whoever_hears_of_it(world: Wo
     world.place(ring("driven", FIRST), ring("shared", SECOND), ring("other", ALONE, "other"))
     await world.until(StageState.READY, StageState.READY, StageState.READY)
     with pytest.raises(DeviceFailed):
-        world.compute._run_job(partial(fail, HANG))
+        world.compute._run_job(None, partial(fail, HANG))
     await world.until(StageState.ENDED, StageState.ENDED, StageState.ENDED)
     assert {report.error.partition(":")[0] for report in world.rings.reports()} == {"device_failed"}
     with pytest.raises(RingLost, match="Hang"):
@@ -266,7 +266,7 @@ async def lost(asked: list[asyncio.Future[Any]]) -> None:
 
 def time_out(world: World) -> None:
     with pytest.raises(DeviceFailed):
-        world.compute._run_job(partial(fail, TIMEOUT))
+        world.compute._run_job(None, partial(fail, TIMEOUT))
 
 
 async def test_each_time_out_of_the_device_halves_the_chunks_of_the_prompts_that_it_was_computing(
@@ -288,7 +288,7 @@ async def test_each_time_out_of_the_device_halves_the_chunks_of_the_prompts_that
     world.place(ring("last"))
     await world.ready("last")
     with pytest.raises(DeviceFailed):
-        world.compute._run_job(partial(fail, HANG))
+        world.compute._run_job(None, partial(fail, HANG))
     await world.until(StageState.ENDED)
     assert world.rings._shards.get(Shard(ModelVersion("m"), 0, 4)).chunk == 128
 
