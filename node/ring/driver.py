@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from node.core.clock import now
 from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost, as_pippin_error, error_from
@@ -15,7 +15,6 @@ from node.engine.runner import Runner
 from node.engine.verdict import Verdict
 from node.ring.flight import Step
 from node.ring.guessing import Guessing
-from node.ring.limits import RingLimits
 from node.ring.pipeline import OpenLink, Pipeline
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session
@@ -34,30 +33,26 @@ class Driver:
     def __init__(
         self,
         ring: Ring,
-        limits: RingLimits,
+        scheduler: Scheduler,
         compute: Compute,
         runner: Runner,
         open_link: OpenLink | None,
         on_ended: Callable[[PippinError, int], None],
         *,
-        numbers: Iterator[SequenceId],
         leftover: Mapping[SequenceId, tuple[int, ...]],
         guessing: Guessing | None = None,
     ) -> None:
         """`open_link`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
-        itself, and with the Admission.prompt_chunk that it had. `numbers`: see node.ring.numbers.sequence_numbers.
-        `leftover`: the tokens whose KV a ring of the same layers left, by sequence number. `guessing`: None if no steps of
-        guessed tokens are computed while stages are idle.
+        itself, and with the Admission.prompt_chunk that it had. `leftover`: the tokens whose KV a ring of the same layers
+        left, by sequence number. `guessing`: None if no steps of guessed tokens are computed while stages are idle.
         """
         self.ring = ring
         self._on_ended = on_ended
-        self._step_timeout = limits.step_timeout_s
         self._compute = compute
         self.runner = runner
         self._alone = open_link is None
         self._pipeline = Pipeline(ring, open_link, self.end)
-        self._scheduler = Scheduler(limits, runner.plan, numbers, len(ring.stages))
-        self._admission = self._scheduler.admission
+        self._scheduler, self._admission = scheduler, scheduler.admission
         self._guesses = guessing is not None and open_link is not None
         self._guessing = guessing or Guessing()
         self._wake = asyncio.Event()
@@ -321,5 +316,5 @@ class Driver:
         while True:
             self._scheduler.flight.wire_is_slow = self._guessing.is_wire_slow()
             await asyncio.sleep(WATCH_S)
-            if self._pipeline.waited_s > self._step_timeout:
-                self.end(RingLost(f"A step took longer than {self._step_timeout:.0f} s (--step-timeout)."))
+            if self._pipeline.waited_s > (limit := self._admission.limits.step_timeout_s):
+                self.end(RingLost(f"A step took longer than {limit:.0f} s (--step-timeout)."))

@@ -19,6 +19,7 @@ from node.ring.guessing import Guessing
 from node.ring.limits import RingOptions, limits_of
 from node.ring.loaded_shards import LoadedShard, LoadedShards
 from node.ring.numbers import sequence_numbers
+from node.ring.scheduler import Scheduler
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
 from node.rpc.link import FrameLink
@@ -77,14 +78,14 @@ class Roles:
         model = DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None
         is_wire_slow = partial(self._is_wire_slow, part, loaded.stage.weight_bytes)
         leftover, loaded.leftover_tokens = loaded.leftover_tokens, {}
+        limits = limits_of(ring, self._options, part.shard, loaded)
         return Driver(
             ring,
-            limits_of(ring, self._options, part.shard, loaded),
+            Scheduler(limits, runner.plan, self._numbers, len(ring.nodes)),
             self._compute,
             runner,
             open_link if len(ring.nodes) > 1 else None,
             on_ended,
-            numbers=self._numbers,
             leftover=leftover,
             guessing=Guessing(model, is_wire_slow) if self._options.guesses else None,
         )

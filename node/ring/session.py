@@ -141,7 +141,9 @@ class Session:
         """The sampler's input for the token after these guesses at the next ones."""
         sampling, prompt, history = self.request.sampling, len(self.request.prompt), History()
         if sampling.penalizes or self.constraint:
-            history = History(self.tokens[:prompt] if sampling.penalizes else (), [*self.tokens[prompt:], *guessed])
+            generated = self.tokens[prompt:]
+            generated += guessed
+            history = History(self.tokens[:prompt] if sampling.penalizes else (), generated)
         return Draw(sampling, self.generated + len(guessed), history, self.ends_with, self.constraint)
 
     def accept(self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()) -> TokenEvent:

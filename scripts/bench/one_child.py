@@ -31,6 +31,7 @@ from node.model.layouts import Layout
 from node.ring.driver import Driver
 from node.ring.limits import RingLimits
 from node.ring.requests import generate
+from node.ring.scheduler import Scheduler
 
 mlx_generate = importlib.import_module("mlx_lm.generate")  # `mlx_lm.generate` is a function of that name
 NO_GRAMMARS: Any = None
@@ -100,16 +101,9 @@ async def of_driver(stamps: Stamps, path: Path, prompt: Sequence[int], tokens: i
     compute.start()
     stage = await compute.run_pieces(load_stage(path, 0, layers, Layout(path).weights.tensors))
     limits = RingLimits(context=CONTEXT, max_sessions=1, max_queue=4, max_rows=4, chunk=128, step_timeout_s=600)
-    driver = Driver(
-        ring,
-        limits,
-        compute,
-        Runner(stage, path, Faults()),
-        None,
-        print,
-        numbers=itertools.count(1 << 16),
-        leftover={},
-    )
+    runner = Runner(stage, path, Faults())
+    scheduler = Scheduler(limits, runner.plan, itertools.count(1 << 16), 1)
+    driver = Driver(ring, scheduler, compute, runner, None, print, leftover={})
     task = asyncio.create_task(driver.run())
     request = GenerateRequest("r", "m", tuple(prompt), tokens, sampling=Sampling(temperature=0))
     times = [time.perf_counter() async for _ in generate(driver, NO_GRAMMARS, request)]

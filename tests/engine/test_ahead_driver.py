@@ -19,6 +19,7 @@ from node.engine.runner import Runner
 from node.ring.driver import Driver
 from node.ring.limits import RingLimits
 from node.ring.requests import generate
+from node.ring.scheduler import Scheduler
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, prompt, write_model
 
@@ -73,7 +74,8 @@ async def served(directory: Path, *, ahead: bool, weights: int = 1 << 20) -> Asy
         runner = Runner(stage, directory, Faults())
         runner.plan = replace(stage.plan, steps_back=ahead)
         limits = RingLimits(context=4096, max_sessions=4, max_queue=100, max_rows=4, chunk=16, weights=weights)
-        driver = Driver(RING, limits, compute, runner, None, print, numbers=count(1 << 16), leftover={})
+        scheduler = Scheduler(limits, runner.plan, count(1 << 16), 1)
+        driver = Driver(RING, scheduler, compute, runner, None, print, leftover={})
         task = asyncio.create_task(driver.run())
         yield Served(driver)
         task.cancel()

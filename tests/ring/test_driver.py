@@ -22,6 +22,7 @@ from node.ring.driver import Driver
 from node.ring.guessing import Guessing
 from node.ring.limits import RingLimits
 from node.ring.requests import generate
+from node.ring.scheduler import Scheduler
 
 RING = Ring("m@1.1", ModelVersion("m"), (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
 BAD, NAN, BROKEN = 13, 14, 15
@@ -100,16 +101,8 @@ async def driven(
     limits = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128)
     ended.clear()
     chunks.clear()
-    driver = Driver(
-        RING,
-        limits,
-        FakeCompute(),
-        runner or FakeRunner(),
-        None,
-        on_ended,
-        numbers=numbers,
-        leftover=left or {},
-    )
+    scheduler = Scheduler(limits, FakeRunner.plan, numbers, 1)
+    driver = Driver(RING, scheduler, FakeCompute(), runner or FakeRunner(), None, on_ended, leftover=left or {})
     task = asyncio.create_task(driver.run())
     yield driver
     task.cancel()
@@ -260,9 +253,9 @@ async def first_of_two(runner: FirstRunner, frames: Callable[[NextHop], AsyncIte
     chunks.clear()
     ring = replace(RING, stages=(StageSpec("a", 0, 2), StageSpec("b", 2, 4)))
     limits, next_hop = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128), NextHop()
-    more: Any = {"numbers": numbers, "leftover": {}, "guessing": Guessing()}
+    scheduler = Scheduler(limits, runner.plan, numbers, 2)
     fakes: tuple[Any, Any, Any] = FakeCompute(), runner, next_hop.open
-    driver = Driver(ring, limits, *fakes, on_ended, **more)
+    driver = Driver(ring, scheduler, *fakes, on_ended, leftover={}, guessing=Guessing())
 
     async def serve() -> None:
         coming = frames(next_hop)

@@ -16,6 +16,7 @@ from node.core.rings import Fence, Ring, StageSpec
 from node.ring.driver import Driver
 from node.ring.lifecycle import Rings
 from node.ring.limits import RingLimits, RingOptions
+from node.ring.scheduler import Scheduler
 from node.ring.worker import Worker
 
 RING = Ring("m@3.4", ModelVersion("m"), (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
@@ -39,16 +40,8 @@ async def no_more() -> AsyncIterator[Frame]:
 
 def driver() -> Driver:
     limits = RingLimits(context=512, max_sessions=2, max_queue=4, max_rows=2, chunk=128, kv=())
-    return Driver(
-        RING,
-        limits,
-        Untouched(),
-        Untouched(),
-        None,
-        ended,
-        numbers=count(),
-        leftover={},
-    )
+    scheduler = Scheduler(limits, Untouched.plan, count(), 2)
+    return Driver(RING, scheduler, Untouched(), Untouched(), None, ended, leftover={})
 
 
 def worker() -> Worker:

@@ -22,6 +22,7 @@ from node.engine.runner import Runner
 from node.ring.driver import Driver
 from node.ring.limits import RingLimits
 from node.ring.requests import generate
+from node.ring.scheduler import Scheduler
 from node.text.constraint import Constraints, GrammarLost
 from node.text.grammar import Function, calls_grammar, json_grammar
 from node.text.tokenizer import Tokenizer
@@ -81,16 +82,9 @@ def driving(directory, tokenizer, grammars):
         ring = Ring(
             "ring", ModelVersion("random"), (StageSpec("n", 0, 2),), CONTEXT, 8, shared_ends=False, fence=Fence(1, 1)
         )
-        driver = Driver(
-            ring,
-            RingLimits(CONTEXT, 8, 64, 16, 128),
-            compute,
-            Runner(stage, directory, Faults()),
-            None,
-            lambda *_: None,
-            numbers=count(1 << 16),
-            leftover={},
-        )
+        runner = Runner(stage, directory, Faults())
+        scheduler = Scheduler(RingLimits(CONTEXT, 8, 64, 16, 128), runner.plan, count(1 << 16), 1)
+        driver = Driver(ring, scheduler, compute, runner, None, lambda *_: None, leftover={})
         task = asyncio.create_task(driver.run())
 
         async def ask(grammar, *, max_tokens=400, resume=(), **sampling):
