@@ -114,9 +114,9 @@ def split(folder: str, cuts: Sequence[int]) -> Json:
 def _through(stages: Sequence[Stage], tokens: mx.array) -> mx.array:
     """Logits [1, length, vocabulary] of a step that goes from stage to stage as bytes, as between nodes."""
     driver = stages[0]
-    hidden = driver.begin(0, tokens)
+    hidden = driver.run(0, tokens)
     for stage in stages[1:]:
-        hidden = stage.run(0, unpack(pack(hidden)), tokens if stage.plan.reads_tokens else None)
+        hidden = stage.run(0, tokens, unpack(pack(hidden)))
     return driver.finish(unpack(pack(hidden)), every=True)
 
 
@@ -130,7 +130,7 @@ def pool(folder: str, layers: int, tokens: int) -> Json:
         stage.lanes.apply(Open(0))
         step, held = _tokens(64, seed=3), []
         for number in range(1, tokens + 1):
-            logits = stage.finish(stage.begin(0, step))
+            logits = stage.finish(stage.run(0, step))
             step = mx.argmax(logits, axis=-1, keepdims=True).astype(mx.int32)
             mx.eval(step)
             if number in (tokens // 2, tokens):

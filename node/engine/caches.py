@@ -12,6 +12,9 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cac
 from node.core.models import KvCost
 from node.engine.quantized_kv import quantized
 
+Undo = Sequence[Callable[[], object]]
+"""Takes a step of one token back in the caches. It refers to no lane: a lane that is dropped must be free at once."""
+
 
 def empty_caches(model: Module, kv_bits: int) -> list[Any]:
     """The empty caches of a session, over all layers; KV in `kv_bits`, or 0 for the dtype of the activations."""
@@ -30,25 +33,23 @@ def kind(cache: Any) -> tuple[Any, ...]:
     return (type(cache), slots, *(getattr(cache, name, None) for name in ("max_size", "keep", "chunk_size")))
 
 
-def parts(cache: Any) -> Iterator[Any]:
-    """Yield the cache itself, or each cache of a CacheList."""
-    if isinstance(cache, CacheList):
-        for part in cache.caches:
-            yield from parts(part)
-    else:
-        yield cache
+def parts(caches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the caches, and in place of a CacheList those in it."""
+    for cache in caches:
+        if isinstance(cache, CacheList):
+            yield from parts(cache.caches)
+        else:
+            yield cache
 
 
-def can_merge(cache: Any) -> bool:
+def can_merge(part: Any) -> bool:
     """Whether mlx-lm can batch this cache with others."""
-    return all(hasattr(part, "merge") or hasattr(part, "extend") for part in parts(cache))
+    return hasattr(part, "merge") or hasattr(part, "extend")
 
 
 def batched(cache: Any) -> Any:
     """Convert to a cache that others can be appended to."""
-    if all(hasattr(part, "extend") for part in parts(cache)):
-        return cache
-    return cache.merge([cache])
+    return cache if all(hasattr(part, "extend") for part in parts([cache])) else cache.merge([cache])
 
 
 def single(cache: Any, row: int) -> Any:
@@ -65,45 +66,38 @@ def single(cache: Any, row: int) -> Any:
     return cache.extract(row) if hasattr(cache, "extract") else copy.deepcopy(cache)
 
 
-def cut(cache: Any) -> None:
-    """Give back what a trimmed cache has allocated beyond its last token."""
-    for part in parts(cache):
-        if type(part) is KVCache:
+def cut(caches: Iterable[Any]) -> None:
+    """Give back what trimmed caches have allocated beyond their last token."""
+    for part in parts(caches):
+        if type(part) is KVCache and not part.empty():
             part.keys, part.values = map(mx.contiguous, part.keys_and_values())
 
 
-def can_go_back(cache: Any) -> bool:
+def can_go_back(part: Any) -> bool:
     """Whether the cache can be trimmed to any earlier position; windows cannot, as they drop old tokens."""
-    bounds = ("max_size", "chunk_size")
-    return all(part.is_trimmable() and not any(getattr(part, name, None) for name in bounds) for part in parts(cache))
+    return part.is_trimmable() and not any(getattr(part, name, None) for name in ("max_size", "chunk_size"))
 
 
-def can_step_back(cache: Any) -> bool:
+def can_step_back(part: Any) -> bool:
     """Whether a step of one token can be taken back: by trimming, or for recurrent states by keeping the old ones."""
-    return all(isinstance(part, ArraysCache) or can_go_back(part) for part in parts(cache))
+    return isinstance(part, ArraysCache) or can_go_back(part)
 
 
-def begin_step_back(cache: Any) -> list[Callable[[], object]]:
-    """A step of one token begins; the returned functions take it back.
-
-    Unless `can_step_back`, the step copies what it changes: the window of each cache that drops old tokens.
+def begin_step_back(caches: Iterable[Any]) -> Undo:
+    """A step of one token begins; the result takes it back. Unless `can_step_back`, the step copies what it changes: the
+    window of each cache that drops old tokens.
     """
-    return [_undo(part) for part in parts(cache)]
+    return [_undo(part) for part in parts(caches)]
 
 
 def _undo(part: Any) -> Callable[[], object]:
     if can_go_back(part):
         return partial(part.trim, 1)
     if not isinstance(part, ArraysCache):
-        before = {name: _alias(value) for name, value in vars(part).items()}
-        return partial(vars(part).update, before)
+        return partial(vars(part).update, {name: _alias(value) for name, value in vars(part).items()})
     # Padding and lengths are changed in place, so they are copied; states are replaced.
     state = list(part.cache), *(None if count is None else count + 0 for count in (part.left_padding, part.lengths))
-
-    def restore() -> None:
-        part.state = state
-
-    return restore
+    return partial(setattr, part, "state", state)
 
 
 def _alias(value: Any) -> Any:
@@ -113,9 +107,9 @@ def _alias(value: Any) -> Any:
     return value[...] if isinstance(value, mx.array) else value
 
 
-def advance_shadow(cache: Any, rows: int, length: int) -> None:
-    """Advance a shadow, a cache that no layer of this stage fills, by one step."""
-    for part in parts(cache):
+def advance_shadows(shadows: Iterable[Any], rows: int, length: int) -> None:
+    """Advance shadows, caches that no layer of this stage fills, by one step."""
+    for part in parts(shadows):
         if isinstance(part, ArraysCache):
             part.cache = [mx.zeros((rows, 1)) if slot is None else slot for slot in part.cache]
             part.advance(length)
@@ -128,37 +122,29 @@ def states(caches: Iterable[Any]) -> list[Any]:
     return [cache.state for cache in caches if not cache.empty()]
 
 
-def cost(cache: Any) -> KvCost:
-    """Bytes of one session's cache, computed from shapes after a short step, which need not be evaluated."""
+def cost(caches: Iterable[Any]) -> KvCost:
+    """Bytes of one session's caches, computed from shapes after a short step, which need not be evaluated."""
     per_token = fixed = 0
     windows = set()
-    for part in parts(cache):
+    for part in parts(caches):
         if isinstance(part, ArraysCache):
             fixed += 2 * part.nbytes  # the state before a step is kept as long as the step may be taken back
         elif part.keys is not None:
             row = part.nbytes // part.keys.shape[2]
-            window = getattr(part, "max_size", None) or getattr(part, "chunk_size", None) or 0
             # mlx-lm allocates in steps of 256 tokens; while a step is appended, a window exceeds its size.
             fixed += row * type(part).step
             per_token += row
-            windows.add(window)
+            windows.add(getattr(part, "max_size", None) or getattr(part, "chunk_size", None) or 0)
     # int(): a config may have `true` in place of a number, which a heartbeat cannot carry.
     return KvCost(int(per_token), int(fixed), int(windows.pop()) if len(windows) == 1 else 0)
 
 
-def head_sizes(cache: Any) -> set[tuple[int, int]]:
-    """Sizes of a key and of a value of one head, in each part that has any; after a short step."""
-    kept = [part for part in parts(cache) if not isinstance(part, ArraysCache) and part.keys is not None]
+def head_sizes(caches: Iterable[Any]) -> set[tuple[int, int]]:
+    """Sizes of a key and of a value of one head, in each cache that has any; after a short step."""
+    kept = [part for part in parts(caches) if not isinstance(part, ArraysCache) and part.keys is not None]
     return {(part.keys.shape[-1], part.values.shape[-1]) for part in kept}
 
 
 def total_bytes(caches: Iterable[Any]) -> int:
     """Bytes that the caches take at present."""
-    return sum(part.nbytes for cache in caches for part in parts(cache) if not part.empty())
-
-
-def right_pad(caches: Iterable[Any], lengths: Sequence[int], width: int) -> None:
-    """Prepare the caches for a step of `width` tokens whose rows are valid only up to these lengths."""
-    padding = [width - length for length in lengths]
-    for cache in caches:
-        cache.prepare(lengths=list(lengths), right_padding=padding)
+    return sum(part.nbytes for part in parts(caches) if not part.empty())

@@ -102,9 +102,9 @@ def prefill_chunk(stages: int, unfused: int = 0) -> int:
     return min(most, unfused) if unfused else most
 
 
-def warm_up_tokens() -> int:
-    """Tokens of the prompt that warms up a stage. A GPU, unlike a CPU, has other kernels for a few tokens than for some
-    tens: quantized products for up to 33, attention for up to 8.
+def probe_tokens() -> int:
+    """Tokens of the prompt that warms up a stage or measures it, few enough for some tenths of a second. A GPU, unlike a
+    CPU, has other kernels for a few tokens than for some tens: quantized products for up to 33, attention for up to 8.
     """
     return 64 if is_gpu() else 8
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from node.core.errors import PippinError
-from node.core.frames import Back, Drop, Open
+from node.core.frames import Open
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import DRAFT_CONTEXT
 from node.engine.sampling import NO_TOKEN, Draw, begin_draw
@@ -34,9 +34,7 @@ class DraftModel:
     """It follows one session at a time. Another one begins with what both have in common."""
 
     def __init__(self, stage: Stage, vocabulary: int) -> None:
-        """`stage`: all layers of the draft model, with caches of its own. `vocabulary`: number of the larger model's
-        logits.
-        """
+        """`stage`: all layers, with caches of its own. `vocabulary`: number of the larger model's logits."""
         self._stage = stage
         self._vocabulary = vocabulary
         self._held: list[int] = []
@@ -47,9 +45,8 @@ class DraftModel:
         """May be read in any thread."""
 
     def guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
-        """The token that may come after `tokens`, of which the first `verified` are certain, and the others guesses.
-
-        None as long as it has yet to compute more of them: each call computes one chunk, so ask again. Raises DraftFailed;
+        """The token that may come after `tokens`, of which the first `verified` are certain, and the others guesses. None
+        as long as it has yet to compute more of them: each call computes one chunk, so ask again. Raises DraftFailed;
         all KV is then freed.
         """
         try:
@@ -70,48 +67,43 @@ class DraftModel:
         self._go_back_to(tokens[:-1], verified)
         certain = tokens[len(self._held) : verified]
         if len(certain) > self._chunk:
-            self._run_chunk(certain[: self._chunk])
+            began = time.monotonic()
+            self._run(certain[: self._chunk])
+            most = self._stage.plan.max_chunk or MAX_CHUNK
+            is_slow = time.monotonic() - began > CHUNK_S
+            self._chunk = max(1, self._chunk // 2) if is_slow else min(2 * self._chunk, most)
             return None
         hidden = self._run(certain) if certain else ()
         for place in range(len(self._held), len(tokens)):
             hidden = self._run(tokens[place : place + 1], unverified=place + 1 - verified)
-        return self._draw(hidden, draw)
-
-    def _run(self, tokens: Sequence[int], unverified: int = 0) -> Sequence[mx.array]:
-        hidden = self._stage.begin(_LANE, token_array([tokens]), unverified=unverified)
-        self._held += tokens
-        return hidden
-
-    def _run_chunk(self, tokens: Sequence[int]) -> None:
-        began = time.monotonic()
-        self._run(tokens)
-        most = self._stage.plan.max_chunk or MAX_CHUNK
-        self._chunk = max(1, self._chunk // 2) if time.monotonic() - began > CHUNK_S else min(2 * self._chunk, most)
-
-    def _draw(self, hidden: Sequence[mx.array], draw: Draw) -> int:
         logits = self._stage.finish(hidden)[:, : self._vocabulary]
-        if (
-            lacking := self._vocabulary - logits.shape[-1]
-        ) > 0:  # models of a family pad their vocabularies differently
+        lacking = self._vocabulary - logits.shape[-1]
+        if lacking > 0:  # models of a family pad their vocabularies differently
             logits = mx.pad(logits, [(0, 0), (0, lacking)], constant_values=mx.array(-mx.inf))
-        (sampled,) = begin_draw(logits, [draw.sampling], [draw.position], [draw.history]).read()
+        (sampled,) = begin_draw(logits, [draw]).read()
         if sampled.token == NO_TOKEN:
             raise PippinError("its output is not finite (NaN or infinity).")
         return sampled.token
 
+    def _run(self, tokens: Sequence[int], unverified: int = 0) -> Sequence[mx.array]:
+        hidden = self._stage.run(_LANE, token_array([tokens]), unverified=unverified)
+        self._held += tokens
+        return hidden
+
     def _go_back_to(self, tokens: Sequence[int], verified: int) -> None:
         """Take the lane back to what it has in common with `tokens`."""
         lanes, common = self._stage.lanes, _common(self._held, tokens)
-        undos = len(lanes.lane(_LANE).undos) if self._held else 0
+        lane = lanes.lane(_LANE) if self._held else None
+        undos = len(lane.undos) if lane else 0
         # What was certain in another session can't be taken back one by one where it is a guess.
         common = min(common, verified + undos)
         excess = len(self._held) - common
-        if excess and excess <= undos:
-            lanes.apply(Back(_LANE, excess))
-        elif excess and common and self._stage.plan.trimmable:
-            lanes.trim(_LANE, excess)
-        elif excess or not self._held:
-            lanes.apply(Drop(_LANE))
+        if lane and excess <= undos:
+            lane.back(excess)
+        elif lane and common and self._stage.plan.trimmable:
+            lane.undos.clear()
+            lane.trim(excess)
+        else:
             lanes.apply(Open(_LANE))
             common = 0
         del self._held[common:]

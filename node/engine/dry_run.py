@@ -11,7 +11,7 @@ from mlx_lm.models.cache import ArraysCache
 from node.core.errors import ModelUnsupported
 from node.engine.caches import parts
 from node.engine.ghosts import LayerProxy, fill, find_layers, pattern_of
-from node.engine.graph import arrays_in, sources
+from node.engine.graph import arrays_in, sources, weights_in
 
 ROWS, LENGTH = -1, -2
 _PREFILL, _LONG, _DECODE = 5, 300, 1
@@ -19,9 +19,7 @@ _PREFILL, _LONG, _DECODE = 5, 300, 1
 
 
 class WeightGroup(NamedTuple):
-    """Weights of the same dtype: all of one layer (or shared by several), or those of one module outside of the
-    layers.
-    """
+    """Weights of one dtype: all of one layer (or shared by several), or those of one module outside of the layers."""
 
     layers: tuple[int, ...]
     module: str
@@ -41,19 +39,18 @@ class DryRun:
         Raises ModelUnsupported for a model that does not run its layers once each, in order.
         """
         self._caches = caches
-        self._live = find_layers(model)
-        layers = list(self._live)
+        live = find_layers(model)
+        layers = list(live)
         self.count = len(layers)
+        self.patterns: list[Any] = []
         self._order = {id(layer): k for k, layer in enumerate(layers)}
         self._used: list[set[int]] = [set() for _ in layers]
         self._outputs: list[list[list[mx.array]]] = []  # per step, per layer
-        self._stand_ins: dict[tuple[int, int], mx.array] = {}  # scalars, by layer and leaf
-        self._stand_in_keys: dict[int, tuple[int, int]] = {}  # the stand-ins themselves, by id
-        self._alive: list[mx.array] = []  # keeps ids unique
+        self._scalars: dict[tuple[int, int], mx.array] = {}  # of the stand-ins, by layer and array
+        self._stand_ins: dict[int, tuple[tuple[int, int], mx.array]] = {}  # layer and array, by the stand-in's id
         self._inputs: list[set[tuple[int, int]]] = [set() for _ in layers]
-        self._patterns: list[Any] = []
         weights = replace_weights(model, layers, dtype)
-        self._live[:] = [LayerProxy(layer, self._record) for layer in layers]
+        live[:] = [LayerProxy(layer, self._record) for layer in layers]
         tokens: list[mx.array] = []
         logits = []
         for length in (_PREFILL, _LONG, _DECODE):
@@ -61,14 +58,21 @@ class DryRun:
                 continue
             tokens.append(mx.zeros((1, length), mx.int32))
             logits.append(self._step(model, tokens[-1]))
-        self._live[:] = layers
+        live[:] = layers
         self._lengths = tuple(step.shape[1] for step in tokens)
         self.vocabulary = int(logits[0].shape[-1])
+        self.width = int(self._outputs[0][-1][0].shape[-1])
+        self.caches_of = tuple(tuple(sorted(used)) for used in self._used)
         self._find_dependencies(weights, tokens, logits)
+        later = [group for groups in self._weights[1 : self.count] for group in groups]
+        self.shared = frozenset(group.module for group in later if not group.layers)
+        """Paths of the modules outside of the layers that layers after the first depend on."""
+        self.reads_tokens = any(self._reads[1 : self.count])
+        """Whether layers after the first read the token ids."""
 
     def _step(self, model: Module, tokens: mx.array) -> mx.array:
         self._outputs.append([])
-        self._patterns = []
+        self.patterns = []
         logits: mx.array = model(tokens, cache=self._caches)
         if len(self._outputs[-1]) != self.count:
             raise ModelUnsupported(f"Only {len(self._outputs[-1])} of the model's {self.count} layers run.")
@@ -78,7 +82,7 @@ class DryRun:
         """Whether the dry run takes time for each token: with recurrent layers, whose code loops over the tokens, and
         if the model evaluates its first layer's input (dbrx), which then has no graph.
         """
-        recurrent = any(isinstance(part, ArraysCache) for cache in self._caches for part in parts(cache))
+        recurrent = any(isinstance(part, ArraysCache) for part in parts(self._caches))
         return recurrent or not sources(self._outputs[0][:1], [tokens])[0]
 
     def _record(self, layer: Module, *args: Any, **kwargs: Any) -> Any:
@@ -86,65 +90,41 @@ class DryRun:
         if self._order[id(layer)] != index:
             raise ModelUnsupported("The model does not run its layers once each, in order.")
         values = (*args, *kwargs.values())
-        self._used[index].update(_caches_among(self._caches, values))
-        self._inputs[index].update(
-            self._stand_in_keys[id(a)] for a in arrays_in(values) if id(a) in self._stand_in_keys
-        )
+        given = {id(value) for value in values}
+        given.update(id(item) for value in values if isinstance(value, tuple | list) for item in value)
+        for k, cache in enumerate(self._caches):
+            if not given.isdisjoint(map(id, (cache, *parts([cache])))):
+                self._used[index].add(k)
+        self._inputs[index] |= {self._stand_ins[id(a)][0] for a in arrays_in(values) if id(a) in self._stand_ins}
         output = layer(*args, **kwargs)
-        arrays = list(arrays_in(output))
+        arrays = arrays_in(output)
         self._outputs[-1].append(arrays)
-        self._patterns.append(pattern_of(output))
-        return fill(self._patterns[-1], {leaf: self._stand_in(index, leaf, array) for leaf, array in enumerate(arrays)})
-
-    def _stand_in(self, layer: int, leaf: int, array: mx.array) -> mx.array:
-        scalar = self._stand_ins.setdefault((layer, leaf), mx.zeros((), array.dtype))
-        stand_in = mx.broadcast_to(scalar, array.shape)
-        self._stand_in_keys[id(stand_in)] = (layer, leaf)
-        self._alive.append(stand_in)
-        return stand_in
+        self.patterns.append(pattern_of(output))
+        stand_ins = {}
+        for number, array in enumerate(arrays):
+            scalar = self._scalars.setdefault((index, number), mx.zeros((), array.dtype))
+            stand_ins[number] = mx.broadcast_to(scalar, array.shape)
+            self._stand_ins[id(stand_ins[number])] = (index, number), stand_ins[number]
+        return fill(self.patterns[-1], stand_ins)
 
     def _find_dependencies(
         self, weights: dict[WeightGroup, mx.array], tokens: list[mx.array], logits: list[mx.array]
     ) -> None:
         """Find the dependencies of each layer, and of the tail as the last entry."""
         ends = [[array for step in self._outputs for array in step[k]] for k in range(self.count)]
-        for k, used in enumerate(self._used):
-            ends[k].extend(arrays_in([self._caches[c].state for c in sorted(used)]))
-        ends.append(logits)
-        made = {id(array): key for key, array in self._stand_ins.items()}
-        named = {id(array): key for key, array in weights.items()}
-        found = sources(ends, [*self._stand_ins.values(), *weights.values(), *tokens])
-        self._needs = [{made[key] for key in ids if key in made} for ids in found]
+        for end, used in zip(ends, self.caches_of, strict=True):
+            end.extend(arrays_in([self._caches[c].state for c in used]))
+        found = sources([*ends, logits], [*self._scalars.values(), *weights.values(), *tokens])
+        self._needs = [{key for key, scalar in self._scalars.items() if id(scalar) in ids} for ids in found]
         for k, given in enumerate(self._inputs):
             if not self._needs[k]:  # the layer evaluates an array (dbrx), which then has no graph
                 self._needs[k] = given
-        self._weights = [{named[key] for key in ids if key in named} for ids in found]
+        self._weights = [{group for group, scalar in weights.items() if id(scalar) in ids} for ids in found]
         self._reads = [any(id(array) in ids for array in tokens) for ids in found]
 
-    @property
-    def caches_of(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(sorted(used)) for used in self._used)
-
-    @property
-    def patterns(self) -> tuple[Any, ...]:
-        return tuple(self._patterns)
-
-    @property
-    def width(self) -> int:
-        return int(self._outputs[0][-1][0].shape[-1])
-
-    def shared(self) -> frozenset[str]:
-        """Paths of the modules outside of the layers that layers after the first depend on."""
-        return frozenset(w.module for weights in self._weights[1 : self.count] for w in weights if not w.layers)
-
-    def reads_tokens(self) -> bool:
-        """Whether layers after the first read the token ids."""
-        return any(self._reads[1 : self.count])
-
     def cuts(self) -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:
-        """The legal cuts; and for each of them and the end of the layers, the indexes of the arrays to send.
-
-        Raises ModelUnsupported if not even the tail (norm and head) can be separated from the layers.
+        """The legal cuts; and for each of them and the end of the layers, the indexes of the arrays to send. Raises
+        ModelUnsupported if not even the tail (norm and head) can be separated from the layers.
         """
         carried: dict[int, tuple[int, ...]] = {}
         for cut in range(1, self.count + 1):
@@ -156,9 +136,7 @@ class DryRun:
         return tuple(cut for cut in carried if cut < self.count), carried
 
     def _carried(self, cut: int) -> tuple[int, ...] | None:
-        """Indexes of the arrays of layer cut-1's output that are needed after it; None if later layers need more than
-        these.
-        """
+        """Indexes of the arrays of layer cut-1's output that are needed after it; None if later layers need others."""
         crossing = {key for needs in self._needs[cut:] for key in needs if key[0] < cut}
         leaves = tuple(sorted(leaf for _, leaf in crossing))
         if not leaves or any(layer != cut - 1 for layer, _ in crossing):
@@ -192,13 +170,12 @@ class DryRun:
 
 
 def replace_weights(model: Module, layers: list[Module], dtype: mx.Dtype) -> dict[WeightGroup, mx.array]:
-    """Replace each weight by a broadcast scalar zero, which takes no memory, even if the model evaluates it.
-
-    Returns the scalars: one for each WeightGroup.
+    """Replace each weight by a broadcast scalar zero, which takes no memory, even if the model evaluates it. Returns the
+    scalars.
     """
     owners: dict[int, tuple[int, ...]] = {}
     for index, layer in enumerate(layers):
-        for weight in arrays_in(layer.parameters()):  # type: ignore[no-untyped-call]
+        for _, weight in weights_in(layer):
             owners[id(weight)] = (*owners.get(id(weight), ()), index)
     scalars: dict[WeightGroup, mx.array] = {}
 
@@ -210,14 +187,3 @@ def replace_weights(model: Module, layers: list[Module], dtype: mx.Dtype) -> dic
 
     model.update(tree_map_with_path(replace, model.parameters()))  # type: ignore[no-untyped-call]
     return scalars
-
-
-def _caches_among(caches: list[Any], values: Any) -> set[int]:
-    """Indexes of the caches of which the cache itself or a part of it is among the values."""
-    given = {id(value) for value in values}
-    for value in values:
-        if isinstance(value, tuple | list):
-            given.update(id(item) for item in value)
-    return {
-        k for k, cache in enumerate(caches) if id(cache) in given or any(id(part) in given for part in parts(cache))
-    }

@@ -14,28 +14,19 @@ HEAD_TOKENS = 64
 """Tokens of a text whose logits are computed at a time: with a vocabulary of 150,000 they take 40 MB."""
 
 
-def evaluate(stage: Stage, hidden: Sequence[mx.array], chunks: Sequence[ChunkRequest]) -> list[ChunkResult]:
-    """The result of each row, which may not be finite. `stage`: the driver's. `hidden`: what the last stage has sent, of
-    all tokens.
+def evaluate(stage: Stage, hidden: Sequence[mx.array], row: int, chunk: ChunkRequest) -> ChunkResult:
+    """The result of a row, which may not be finite. `stage`: the driver's. `hidden`: what the last stage has sent, of all
+    tokens.
     """
-    return [
-        _total(stage, hidden, row, chunk) if chunk.top is None else _scores(stage, hidden, row, chunk)
-        for row, chunk in enumerate(chunks)
-    ]
-
-
-def _total(stage: Stage, hidden: Sequence[mx.array], row: int, chunk: ChunkRequest) -> ChunkResult:
-    states = stage.hidden(stage.part(hidden, row, 0, chunk.tokens))
-    total: Any = mx.sum(states[0].astype(mx.float32), axis=0).tolist()
-    return ChunkResult(chunk.tokens, total=total)
-
-
-def _scores(stage: Stage, hidden: Sequence[mx.array], row: int, chunk: ChunkRequest) -> ChunkResult:
+    if chunk.top is None:
+        states = stage.hidden(stage.part(hidden, row, 0, chunk.tokens))
+        total: Any = mx.sum(states[0].astype(mx.float32), axis=0).tolist()
+        return ChunkResult(chunk.tokens, total=total)
     scores: list[Score] = []
     for begin in range(0, len(chunk.following), HEAD_TOKENS):
         following = chunk.following[begin : begin + HEAD_TOKENS]
         part = stage.part(hidden, row, begin, begin + len(following))
-        scored = score(stage.finish(part, every=True)[0], following, chunk.top or 0)
+        scored = score(stage.finish(part, every=True)[0], following, chunk.top)
         scores += [Score(each.logprob or 0.0, each.top) for each in scored]
     return ChunkResult(chunk.tokens, scores)
 

@@ -5,30 +5,22 @@ list of layers keeps its full length. A layer of another stage is a ghost: it ha
 when called it returns the received arrays instead of computing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 from operator import is_
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.utils import tree_map
 
 from node.core.errors import ModelUnsupported
 from node.engine.graph import arrays_in
 
 
-class Leaf:
-    """Placeholder of the k-th array in the pattern of a layer's output."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
 class Reached(Exception):  # noqa: N818, RUF100  (not an error: it ends the forward pass)
     """Raised by the last layer of a stage with its output."""
-
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self.output = output
 
 
 class LayerProxy:
@@ -50,9 +42,8 @@ class LayerProxy:
 
 
 def find_layers(model: Module) -> list[Any]:
-    """The list object that the model's forward pass iterates over; changes to it change the layers that run.
-
-    Raises ModelUnsupported if there is none.
+    """The list object that the model's forward pass iterates over; changes to it change the layers that run. Raises
+    ModelUnsupported if there is none.
     """
     layers = list(getattr(model, "layers", ()))
     for module in model.modules():  # type: ignore[no-untyped-call]
@@ -63,28 +54,16 @@ def find_layers(model: Module) -> list[Any]:
 
 
 def pattern_of(output: Any) -> Any:
-    """A layer's output with each array replaced by its Leaf, and anything else by None, as it may be stale later."""
-    count = 0
-
-    def replace(value: Any) -> Any:
-        nonlocal count
-        if isinstance(value, mx.array):
-            count += 1
-            return Leaf(count - 1)
-        if isinstance(value, tuple | list):
-            return type(value)(replace(item) for item in value)
-        return None
-
-    return replace(output)
+    """A layer's output with its number in place of each array, and None for anything else, as it may be stale later."""
+    numbers = count()
+    return tree_map(lambda value: next(numbers) if isinstance(value, mx.array) else None, output)
 
 
-def fill(pattern: Any, arrays: dict[int, mx.array]) -> Any:
-    """The output with this pattern and these arrays, by index; missing arrays are None."""
-    if isinstance(pattern, Leaf):
-        return arrays.get(pattern.index)
-    if isinstance(pattern, tuple | list):
-        return type(pattern)(fill(item, arrays) for item in pattern)
-    return None
+def fill(pattern: Any, arrays: Mapping[int, mx.array]) -> Any:
+    """The output with this pattern and these arrays, by number; missing arrays are None."""
+    if isinstance(pattern, tuple | list):  # not by tree_map, as each ghost does this in each step
+        return tree_map(arrays.get, pattern)
+    return arrays.get(pattern)
 
 
 class PartialModel:
@@ -106,7 +85,6 @@ class PartialModel:
         self._enter = carried.get(start, ())
         self._leave = carried.get(end, ())
         self._received: dict[int, mx.array] = {}
-        self._stops = start < end
         self._layers: list[Any] = [
             original
             if start <= k < end - 1
@@ -115,16 +93,15 @@ class PartialModel:
         ]
 
     def __call__(self, tokens: mx.array, caches: list[Any], received: Sequence[mx.array] = ()) -> tuple[mx.array, ...]:
-        """Run the layers. `tokens`: int32 [rows, length], which may be zeros if the layers do not read them.
-
-        Returns the arrays for the next layer, or of a tail the logits [rows, length, vocabulary].
+        """Run the layers on tokens, int32 [rows, length], which may be zeros if the layers do not read them. Returns the
+        arrays for the next layer, or of a tail the logits [rows, length, vocabulary].
         """
         self._received = dict(zip(self._enter, received, strict=True))
         self._live[:] = self._layers
         try:
             output = self._model(tokens, cache=caches)
         except Reached as reached:
-            arrays = list(arrays_in(reached.output))
+            arrays = arrays_in(reached.args)
             return tuple(arrays[k] for k in self._leave)
         finally:
             self._received = {}
@@ -136,3 +113,31 @@ class PartialModel:
 
     def _ghost(self, pattern: Any) -> Callable[..., Any]:
         return lambda _original, *_args, **_kwargs: fill(pattern, self._received)
+
+
+@contextmanager
+def record_outputs(model: Module) -> Iterator[list[mx.array]]:
+    """Inside, record the arrays that the modules around the layers return, those of the outermost module last.
+
+    mlx-lm's models have their layers in a module of their own, which returns the hidden states after the final norm, the
+    input of the head; most have more modules around it.
+    """
+    seen: list[mx.array] = []
+
+    def record(module: Module, *args: Any, **kwargs: Any) -> Any:
+        output = module(*args, **kwargs)
+        seen.extend(arrays_in(output))
+        return output
+
+    layers, parent, around = find_layers(model), model, list[tuple[Module, str, Module]]()
+    named: Any = model.named_modules()  # type: ignore[no-untyped-call]
+    path = next(path for path, module in named if any(value is layers for value in module.values()))
+    for name in path.split(".") if path else ():
+        around.append((parent, name, parent[name]))
+        parent[name] = LayerProxy(parent[name], record)
+        parent = around[-1][2]
+    try:
+        yield seen
+    finally:
+        for parent, name, module in around:
+            parent[name] = module

@@ -1,7 +1,8 @@
 """Reads the graph of operations of arrays that are not evaluated."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -13,9 +14,8 @@ _NAMES = 500
 
 
 def sources(outputs: Sequence[Sequence[mx.array]], inputs: Sequence[mx.array]) -> list[set[int]]:
-    """For each group of outputs, the ids (Python's `id`) of the inputs that it depends on.
-
-    Parses the graph that MLX exports; evaluates nothing. An array may be both output and input.
+    """For each group of outputs, the ids (Python's `id`) of the inputs that it depends on. Parses the graph that MLX
+    exports; evaluates nothing. An array may be both output and input.
     """
     anchor = mx.zeros((1,))
     ends = {f"o{k}": mx.depends([anchor], list(group))[0] for k, group in enumerate(outputs)}
@@ -61,19 +61,19 @@ def _edges(dot: str) -> dict[str, list[str]]:
     return into
 
 
-def arrays_in(tree: Any) -> Iterator[mx.array]:
-    """Yield the arrays in nested tuples, lists and dicts, in order; skip anything else."""
-    if isinstance(tree, mx.array):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from arrays_in(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from arrays_in(item)
+def arrays_in(tree: Any) -> list[mx.array]:
+    """The arrays in nested tuples, lists and dicts, in order."""
+    leaves: Any = tree_flatten(tree)
+    return [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
 
 
 def weights_in(module: Module) -> list[tuple[str, mx.array]]:
     """A module's weights with their paths, such as `model.layers.0.mlp.up_proj.weight`."""
     flat: Any = tree_flatten(module.parameters())  # type: ignore[no-untyped-call]
     return [(path, weight) for path, weight in flat]
+
+
+def common_dtype(weights: Iterable[mx.array]) -> mx.Dtype:
+    """Dtype of the activations of a model: the most frequent floating dtype of its weights."""
+    counts = Counter(weight.dtype for weight in weights if mx.issubdtype(weight.dtype, mx.floating))
+    return counts.most_common(1)[0][0] if counts else mx.float32

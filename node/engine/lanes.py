@@ -4,24 +4,22 @@ Everything here runs in the compute thread.
 """
 
 import copy
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 
 from node.core.errors import PippinError
 from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, SequenceId, Take
 from node.engine import caches
+from node.engine.caches import Undo
 from node.engine.plan import Plan
 from node.engine.sampling import Drawn
 
 _MAX_CACHES = 4096
 """Maximum of lanes and prefixes. A driver uses some hundreds: one for each session and each prefix."""
-
-
-Undo = Sequence[Callable[[], object]]
-"""Takes a step of one token back in the caches. It refers to no lane: a lane that is dropped must be free at once."""
 
 
 @dataclass
@@ -54,6 +52,44 @@ class CacheLane:
     undos: list[Undo] = field(default_factory=list[Undo])
     """Of the last steps, the last one last: guesses that may still be wrong, or steps that may prove needless."""
 
+    def back(self, steps: int) -> None:
+        """Take the last steps back, the one ahead with them."""
+        for _ in range(steps):
+            for undo in self.undos.pop():
+                undo()
+        self.positions = [position - steps for position in self.positions]
+        self.ahead = None
+
+    def only_asked(self) -> None:
+        """Take back the step that was begun ahead, if there is one."""
+        if self.ahead:
+            self.back(1)
+
+    def trim(self, tokens: int) -> None:
+        """Take the last tokens back, guesses or not. Raises PippinError if the caches can't go back."""
+        if tokens == 0:
+            return
+        if not 0 < tokens <= min(self.positions):
+            raise PippinError(f"{tokens} tokens cannot be trimmed from {min(self.positions)}.")
+        filled = [cache for cache in self.caches if not cache.empty()]
+        if stuck := [type(cache).__name__ for cache in filled if not cache.is_trimmable()]:
+            raise PippinError(f"A {stuck[0]} cannot go back {tokens} tokens.")
+        for cache in filled:
+            if cache.trim(tokens) != tokens:
+                raise PippinError(f"A {type(cache).__name__} did not go back {tokens} tokens.")
+        self.positions = [position - tokens for position in self.positions]
+
+    def first(self, tokens: int) -> "CacheLane":
+        """Keep only the first tokens of a lane that is a copy. Evaluates one cache after the other: whole copies of all
+        might need more memory than there is.
+        """
+        if tokens != self.positions[0]:
+            self.trim(self.positions[0] - tokens)
+            caches.cut(self.caches)
+        for cache in self.caches:
+            mx.eval(caches.states([cache]))
+        return self
+
 
 @dataclass
 class LeftoverKv:
@@ -77,9 +113,10 @@ class Lanes:
     An operation has the same effect on a lane whose next step has begun as on any other.
     """
 
-    def __init__(self, fresh: Callable[[], list[Any]], plan: Plan, where: str) -> None:
-        """`fresh` makes empty caches for one session; `where` is the stage's name in errors."""
-        self._fresh = fresh
+    def __init__(self, model: Module, wanted: Sequence[int], plan: Plan, where: str) -> None:
+        """`wanted`: which caches of the model a lane has here. `where` is the stage's name in errors."""
+        self._model = model
+        self._wanted = wanted
         self._plan = plan
         self._where = where
         self._lanes: dict[SequenceId, CacheLane] = {}
@@ -87,12 +124,17 @@ class Lanes:
 
     def sibling(self) -> "Lanes":
         """Empty lanes and prefixes for another ring of the same layers."""
-        return Lanes(self._fresh, self._plan, self._where)
+        return Lanes(self._model, self._wanted, self._plan, self._where)
+
+    def _fresh(self) -> list[Any]:
+        """Empty caches for one session."""
+        new = caches.empty_caches(self._model, self._plan.kv_bits)
+        return [new[k] for k in self._wanted]
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of all lanes and prefixes."""
-        return _bytes((*self._lanes.values(), *self._prefixes.values()))
+        return sum(caches.total_bytes(lane.caches) for lane in (*self._lanes.values(), *self._prefixes.values()))
 
     def apply(self, op: CacheOp) -> None:
         """Apply one cache operation. Raises PippinError when it does not fit; the caches are then unchanged."""
@@ -110,14 +152,20 @@ class Lanes:
             case Keep(lane, row, prefix, tokens):
                 self._keep(lane, row, prefix, tokens)
             case Reuse(lane, prefix, tokens):
-                self._reuse(lane, prefix, tokens)
+                self._lanes[lane] = copy.deepcopy(self._prefix(prefix)).first(tokens)
+                self._lanes[lane].numbers = [lane]
             case Take(lane, prefix):
                 self._lanes[lane] = self._prefix(prefix)
                 del self._prefixes[prefix]
             case Forget(prefix):
                 self._prefixes.pop(prefix, None)
             case Back(lane, tokens):
-                self._back(lane, tokens)
+                held = self.lane(lane)
+                if not 0 < tokens <= len(held.undos):
+                    raise PippinError(
+                        f"Lane {lane} has {len(held.undos)} guesses, of which {tokens} can't be taken back."
+                    )
+                held.back(tokens)
 
     def clear(self) -> None:
         """Free all lanes and prefixes, and MLX's buffers."""
@@ -129,16 +177,15 @@ class Lanes:
         """Move all caches to `leftover`, where the next ring of these layers finds them."""
         for lane in self._lanes.values():
             # This stage may not have heard yet which of its guesses were wrong.
-            _step_back(lane, len(lane.undos))
+            lane.back(len(lane.undos))
+        leftover.nbytes += self.kv_bytes
         leftover.prefixes |= self._prefixes
         leftover.lanes += self._lanes.values()
         self._prefixes, self._lanes = {}, {}
-        leftover.nbytes = _bytes((*leftover.lanes, *leftover.prefixes.values()))
 
     def inherit(self, leftover: LeftoverKv, held: Sequence[Held]) -> tuple[Held, ...]:
-        """Make prefixes of the sequences in `held` that earlier rings left in `leftover`, and free the rest of `leftover`.
-
-        Returns the sequences that this stage has, each with at most the tokens that it has.
+        """Make prefixes of the sequences in `held` that earlier rings left in `leftover`, and free the rest of it. Returns
+        the sequences that this stage has, each with at most the tokens that it has.
         """
         wanted = {each.number for each in held}
         self._prefixes |= {number: lane for number, lane in leftover.prefixes.items() if number in wanted}
@@ -155,7 +202,8 @@ class Lanes:
         while lane.caches:
             cache, entry = lane.caches.pop(), len(lane.caches)
             for row, part in zip(rows, parts, strict=True):
-                part.caches[entry] = part.caches[entry] if cache.empty() else caches.single(cache, row)
+                if not cache.empty():
+                    part.caches[entry] = caches.single(cache, row)
             mx.eval(caches.states(part.caches[entry] for part in parts))
             del cache
             mx.clear_cache()
@@ -176,22 +224,16 @@ class Lanes:
         return self._lanes[number]
 
     def pop_ahead(self, number: SequenceId, tokens: Sequence[Sequence[int]]) -> Drawn | None:
-        """The result of the lane's step with these tokens, a row for each session, if that step has begun.
-
-        If another one has begun, it is taken back. Raises PippinError when there is no lane of this number.
+        """The result of the lane's step with these tokens, a row for each session, if that step has begun. If another one
+        has begun, it is taken back. Raises PippinError when there is no lane of this number.
         """
         lane = self.lane(number)
         if lane.ahead and [[token] for token in lane.ahead.tokens] == [list(row) for row in tokens]:
             ahead, lane.ahead = lane.ahead, None
             lane.undos.clear()
             return ahead.drawn
-        self._take_back(lane)
+        lane.only_asked()
         return None
-
-    def _take_back(self, lane: CacheLane) -> None:
-        """Take back the step that was begun ahead, if there is one."""
-        if lane.ahead:
-            _step_back(lane)
 
     def begin_step(self, number: SequenceId, unverified: int) -> None:
         """A step of the lane begins. `unverified`: see Frame.unverified. Raises PippinError if it does not fit."""
@@ -200,17 +242,7 @@ class Lanes:
             raise PippinError(f"Lane {number} has {len(lane.undos)} guesses, not {unverified - 1} that may be wrong.")
         del lane.undos[: len(lane.undos) + 1 - unverified]
         if unverified:
-            lane.undos.append([each for cache in lane.caches for each in caches.begin_step_back(cache)])
-
-    def need(self, number: SequenceId) -> None:
-        """All steps of the lane are needed: none will be taken back."""
-        self.lane(number).undos.clear()
-
-    def _back(self, number: SequenceId, tokens: int) -> None:
-        lane = self.lane(number)
-        if not 0 < tokens <= len(lane.undos):
-            raise PippinError(f"Lane {number} has {len(lane.undos)} guesses, of which {tokens} can't be taken back.")
-        _step_back(lane, tokens)
+            lane.undos.append(caches.begin_step_back(lane.caches))
 
     def _merge(self, number: SequenceId, source: SequenceId) -> None:
         added = self.lane(source)
@@ -223,7 +255,7 @@ class Lanes:
             raise PippinError(f"Sessions of {self._plan.model_type} cannot share a lane.")
         lane = self._lanes[number]
         for each in (lane, added):
-            self._take_back(each)
+            each.only_asked()
             each.undos.clear()  # of guesses that were right: the driver changes no lane before it has verified them
         lane.caches = [caches.batched(cache) for cache in lane.caches]
         for cache, other in zip(lane.caches, added.caches, strict=True):
@@ -238,7 +270,7 @@ class Lanes:
         if not rows or not all(0 <= row < len(lane.positions) for row in rows):
             raise PippinError(f"Lane {number} has no rows {list(rows)}: it has {len(lane.positions)}.")
         if not self._plan.trimmable:
-            self._take_back(lane)
+            lane.only_asked()
         if len(lane.positions) > 1:
             for cache in lane.caches:
                 cache.filter(list(rows))
@@ -247,69 +279,20 @@ class Lanes:
         if lane.ahead:
             lane.ahead.filter(rows)
 
-    def trim(self, number: SequenceId, tokens: int) -> None:
-        """Take the lane's last tokens back, guesses or not. Raises PippinError if its caches can't go back."""
-        lane = self.lane(number)
-        lane.undos.clear()
-        self._trim(lane, tokens)
-
-    def _trim(self, lane: CacheLane, tokens: int) -> None:
-        if tokens == 0:
-            return
-        if not 0 < tokens <= min(lane.positions):
-            raise PippinError(f"{tokens} tokens cannot be trimmed from {min(lane.positions)}.")
-        if not all(cache.is_trimmable() for cache in lane.caches if not cache.empty()):
-            raise PippinError(f"A cache of {self._plan.model_type} cannot go back {tokens} tokens.")
-        for cache in lane.caches:
-            if not cache.empty() and cache.trim(tokens) != tokens:
-                raise PippinError(f"A cache of {self._plan.model_type} did not go back {tokens} tokens.")
-        lane.positions = [position - tokens for position in lane.positions]
-
     def _keep(self, number: SequenceId, row: int, prefix: SequenceId, tokens: int) -> None:
         lane = self.lane(number)
         if not 0 <= row < len(lane.positions):
             raise PippinError(f"Lane {number} has no row {row}: it has {len(lane.positions)}.")
         if not self._plan.trimmable:
-            self._take_back(lane)
-        fresh = self._fresh()  # in place of empty caches, of which mlx-lm can't take a row
-        kept = [
-            new if cache.empty() else caches.single(cache, row) for cache, new in zip(lane.caches, fresh, strict=True)
-        ]
-        copied = CacheLane(kept, [prefix], [lane.positions[row]])
-        self._trim(copied, 1 if lane.ahead else 0)
-        self._prefixes[prefix] = self._first(copied, tokens)
-
-    def _reuse(self, number: SequenceId, prefix: SequenceId, tokens: int) -> None:
-        lane = self._first(copy.deepcopy(self._prefix(prefix)), tokens)
-        lane.numbers = [number]
-        self._lanes[number] = lane
-
-    def _first(self, lane: CacheLane, tokens: int) -> CacheLane:
-        """Limit a lane that is a copy to its first tokens. Evaluates one cache after the other: whole copies of all
-        might need more memory than there is.
-        """
-        if tokens != lane.positions[0]:
-            self._trim(lane, lane.positions[0] - tokens)
-            for cache in lane.caches:
-                if not cache.empty():
-                    caches.cut(cache)
-        for cache in lane.caches:
-            mx.eval(caches.states([cache]))
-        return lane
+            lane.only_asked()
+        copied = CacheLane(self._fresh(), [prefix], [lane.positions[row]])
+        for entry, cache in enumerate(lane.caches):
+            if not cache.empty():  # mlx-lm can't take a row of an empty one
+                copied.caches[entry] = caches.single(cache, row)
+        copied.trim(1 if lane.ahead else 0)
+        self._prefixes[prefix] = copied.first(tokens)
 
     def _prefix(self, prefix: SequenceId) -> CacheLane:
         if prefix not in self._prefixes:
             raise PippinError(f"There is no prefix {prefix} on {self._where}.")
         return self._prefixes[prefix]
-
-
-def _step_back(lane: CacheLane, steps: int = 1) -> None:
-    for _ in range(steps):
-        for each in lane.undos.pop():
-            each()
-    lane.positions = [position - steps for position in lane.positions]
-    lane.ahead = None
-
-
-def _bytes(lanes: Iterable[CacheLane]) -> int:
-    return sum(caches.total_bytes(lane.caches) for lane in lanes)

@@ -6,8 +6,7 @@ Loading is divided into pieces, as the node's other rings compute in the same th
 import json
 import logging
 import time
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -24,12 +23,11 @@ from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import TensorHeader
 from node.core.units import format_bytes
 from node.engine.architectures import UNPROVEN_ON_METAL
-from node.engine.device import PIECE_S, is_metal, release_memory, warm_up_tokens
-from node.engine.dry_run import LENGTH, ROWS
+from node.engine.device import PIECE_S, is_metal, probe_tokens, release_memory
 from node.engine.ghosts import find_layers
-from node.engine.graph import sources, weights_in
+from node.engine.graph import common_dtype, sources, weights_in
 from node.engine.plan import Plan, make_plan
-from node.engine.sampling import History, sample
+from node.engine.sampling import Draw, History, begin_draw
 from node.engine.stage import Stage
 from node.engine.wiring import Wiring
 from node.model.config import read_config
@@ -74,18 +72,17 @@ def load_stage(
     yield 0.0
     scalars: dict[mx.Dtype, mx.array] = {}
     model = _load_lazily(directory, tensors, scalars)
-    names = _own_names(model, find_layers(model), plan, start, end)
-    by_name = dict(weights_in(model))
-    weights = [by_name[name] for name in names]
-    if scalars and sources([weights], list(scalars.values()))[0]:
-        lacking = [name for name in names if sources([[by_name[name]]], list(scalars.values()))[0]]
+    own = _own_weights(model, plan, start, end)
+    weights, stand_ins = list(own.values()), list(scalars.values())
+    if stand_ins and sources([weights], stand_ins)[0]:
+        lacking = [name for name, weight in own.items() if sources([[weight]], stand_ins)[0]]
         raise ModelBroken(
             f"{directory.name}: the files of layers {start}-{end - 1} are not all here: "
-            f"{len(lacking)} of {len(names)} tensors are in others: {_examples(lacking, tensors)}"
+            f"{len(lacking)} of {len(own)} tensors are in others: {_examples(lacking, tensors)}"
         )
-    dtype, size = _dtype(by_name.values()), sum(weight.nbytes for weight in weights)
-    del by_name
-    _replace_other_weights(model, set(names))
+    dtype, size = common_dtype(weight for _, weight in weights_in(model)), sum(weight.nbytes for weight in weights)
+    _free_others(model, own)
+    del own
     yield 0.0
     wired = 0
     try:
@@ -207,9 +204,9 @@ def _examples(names: Sequence[str], tensors: Mapping[str, TensorHeader]) -> str:
     return ", ".join(f"{name} (in {tensors[name].file})" if name in tensors else name for name in names[:3])
 
 
-def _own_names(model: Module, layers: list[Module], plan: Plan, start: int, end: int) -> list[str]:
-    """Names of the stage's weights: those of its layers, and those outside of layers that it needs."""
-    layer_of = {id(value): index for index, layer in enumerate(layers) for _, value in weights_in(layer)}
+def _own_weights(model: Module, plan: Plan, start: int, end: int) -> dict[str, mx.array]:
+    """The stage's weights: those of its layers, and those outside of layers that it needs."""
+    layer_of = {id(value): index for index, layer in enumerate(find_layers(model)) for _, value in weights_in(layer)}
 
     def is_own(name: str, value: mx.array) -> bool:
         layer = layer_of.get(id(value))
@@ -217,23 +214,14 @@ def _own_names(model: Module, layers: list[Module], plan: Plan, start: int, end:
             return start == 0 or name.rpartition(".")[0] in plan.shared
         return start <= layer < end
 
-    return [name for name, value in weights_in(model) if is_own(name, value)]
+    return {name: value for name, value in weights_in(model) if is_own(name, value)}
 
 
-def _replace_other_weights(model: Module, own: set[str]) -> None:
-    """Free all other weights: replace them by broadcast zeros, as models read their shapes and dtypes."""
-    rest = [
-        (name, mx.broadcast_to(mx.zeros((), value.dtype), value.shape))
-        for name, value in weights_in(model)
-        if name not in own
-    ]
-    model.update(tree_unflatten(rest), strict=False)
-
-
-def _dtype(weights: Iterable[mx.array]) -> mx.Dtype:
-    """Dtype of the activations: the most frequent floating dtype of the model's weights."""
-    counts = Counter(weight.dtype for weight in weights if mx.issubdtype(weight.dtype, mx.floating))
-    return counts.most_common(1)[0][0] if counts else mx.float32
+def _free_others(model: Module, own: Mapping[str, mx.array]) -> None:
+    """Replace all other weights by broadcast zeros, as models read their shapes and dtypes."""
+    rest = [(name, weight) for name, weight in weights_in(model) if name not in own]
+    zeros = [(name, mx.broadcast_to(mx.zeros((), weight.dtype), weight.shape)) for name, weight in rest]
+    model.update(tree_unflatten(zeros), strict=False)
 
 
 def _read(weights: list[mx.array], directory: Path, wiring: Wiring | None) -> Iterator[tuple[float, int]]:
@@ -279,35 +267,27 @@ def _warm_up(model: Module, plan: Plan, start: int, end: int, dtype: mx.Dtype) -
     if start == 0:
         tail = Stage(model, plan, 0, cuts[1], 0)
         for rows in (1, 2):
-            logits = tail.finish(_zeros(plan, plan.layers, rows, 1, dtype))
+            logits = tail.finish([mx.zeros(shape, dtype) for shape in plan.shapes_at(plan.layers, rows, 1)])
             for sampling in _SAMPLINGS:
-                sample(logits, [sampling] * rows, [0] * rows, [History()] * rows)
+                begin_draw(logits, [Draw(sampling, 0, History())] * rows).read()
         mx.clear_cache()
         yield 0.99
 
 
-def _warm_up_layer(layer: Stage, dtype: mx.Dtype) -> None:
+def _warm_up_layer(stage: Stage, dtype: mx.Dtype) -> None:
     """Run a prompt, a step of decoding, and one of two sessions."""
     one, other = 1, 2
+    plan = stage.plan
 
     def step(lane: int, rows: int, length: int) -> None:
-        tokens = mx.zeros((rows, length), mx.int32)
-        if layer.start == 0:
-            mx.eval(layer.begin(lane, tokens))
-        else:
-            mx.eval(layer.run(lane, _zeros(layer.plan, layer.start, rows, length, dtype), tokens))
+        hidden = [mx.zeros(shape, dtype) for shape in plan.shapes_at(stage.start, rows, length)]
+        mx.eval(stage.run(lane, mx.zeros((rows, length), mx.int32), hidden))
 
-    for lane in (one, other) if layer.plan.batchable else (one,):
-        layer.lanes.apply(Open(lane))
-        step(lane, 1, warm_up_tokens())
+    for lane in (one, other) if plan.batchable else (one,):
+        stage.lanes.apply(Open(lane))
+        step(lane, 1, probe_tokens())
         step(lane, 1, 1)
-    if layer.plan.batchable:
-        layer.lanes.apply(Merge(one, other))
+    if plan.batchable:
+        stage.lanes.apply(Merge(one, other))
         step(one, 2, 1)
-    layer.lanes.clear()
-
-
-def _zeros(plan: Plan, cut: int, rows: int, length: int, dtype: mx.Dtype) -> list[mx.array]:
-    """Zeros with the shapes of the arrays sent at a cut."""
-    sizes = {ROWS: rows, LENGTH: length}
-    return [mx.zeros([sizes.get(size, size) for size in shape], dtype) for shape in plan.shapes[cut]]
+    stage.lanes.clear()

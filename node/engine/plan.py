@@ -27,9 +27,9 @@ from node.engine.architectures import (
     WITHOUT_EMBEDDINGS,
     check_supported,
 )
-from node.engine.caches import can_go_back, can_merge, can_step_back, cost, empty_caches, head_sizes
+from node.engine.caches import can_go_back, can_merge, can_step_back, cost, empty_caches, head_sizes, parts
 from node.engine.config_bounds import check_config, check_weight_count
-from node.engine.dry_run import DryRun
+from node.engine.dry_run import LENGTH, ROWS, DryRun
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
@@ -68,7 +68,7 @@ class Plan:
     shapes: Mapping[int, tuple[tuple[int, ...], ...]]
     """Shapes of the arrays sent at each cut, with ROWS and LENGTH for the axes that depend on the step."""
     patterns: tuple[Any, ...]
-    """Nesting of each layer's output, with a Leaf for every array."""
+    """Nesting of each layer's output, with its number in place of each array."""
     shared: frozenset[str]
     """Paths of modules outside of the layers that layers after the first read, such as per-layer embeddings."""
     reads_tokens: bool
@@ -99,6 +99,11 @@ class Plan:
     """Width of the hidden states."""
     vocabulary: int
 
+    def shapes_at(self, cut: int, rows: int, length: int) -> list[tuple[int, ...]]:
+        """Shapes of the arrays sent at a cut in a step of this size; none before the first layer."""
+        sizes = {ROWS: rows, LENGTH: length}
+        return [tuple(sizes.get(size, size) for size in shape) for shape in self.shapes.get(cut, ())]
+
     def check_stage(self, start: int, end: int) -> None:
         """Raises ModelUnsupported unless the model can be cut at `start` and `end`."""
         starts, ends = (0, *self.cuts), (*self.cuts, self.layers)
@@ -110,10 +115,9 @@ class Plan:
 
 
 def make_plan(config: Mapping[str, Any], weight_bytes: int | None = None, kv_bits: int = 0) -> Plan:
-    """The plan of a model, from its config.json. Takes about 0.1 s the first time; must run in the compute thread.
-
-    `kv_bits`: see Plan. Raises ModelUnsupported, with the reason, for an unsupported model, and ModelBroken for a number
-    that is out of bounds, or that does not fit `weight_bytes`, the size of the weights.
+    """The plan of a model, from its config.json. Takes about 0.1 s the first time; must run in the compute thread. Raises
+    ModelUnsupported, with the reason, for an unsupported model, and ModelBroken for a number that is out of bounds, or
+    that does not fit `weight_bytes`, the size of the weights.
     """
     return _make_plan(json.dumps(config), weight_bytes, kv_bits)
 
@@ -148,15 +152,16 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: in
     caches = empty_caches(model, kv_bits)
     run = DryRun(model, caches, _dtype(config))
     cuts, carried = run.cuts()
-    kv = [KvCost(0)] * run.count
+    kv: list[KvCost] = []
     paid: set[int] = set()
-    for layer, used in enumerate(run.caches_of):
-        costs = [cost(caches[k]) for k in used if k not in paid]
+    for used in run.caches_of:
+        kv.append(cost(caches[k] for k in used if k not in paid))
         paid.update(used)
-        if costs:
-            window = costs[0].window if len(costs) == 1 else 0
-            kv[layer] = KvCost(sum(c.per_token for c in costs), sum(c.fixed for c in costs), window)
-    batchable = all(map(can_merge, caches)) and model_type not in UNBATCHABLE
+    sizes = head_sizes(caches)
+    is_fused = sizes <= _FUSED_HEADS and model_type not in UNFUSED and not kv_bits  # MLX fuses no quantized attention
+    score_bytes = 0 if is_fused or not sizes else _heads(config) * _dtype(config).size * UNFUSED_CHUNK
+    each = list(parts(caches))
+    batchable = all(map(can_merge, each)) and model_type not in UNBATCHABLE
     return Plan(
         model_type=model_type,
         layers=run.count,
@@ -165,18 +170,18 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: in
         caches=len(caches),
         carried=carried,
         shapes={cut: run.shapes(cut, leaves) for cut, leaves in carried.items()},
-        patterns=run.patterns,
-        shared=run.shared(),
-        reads_tokens=run.reads_tokens(),
+        patterns=tuple(run.patterns),
+        shared=run.shared,
+        reads_tokens=run.reads_tokens,
         batchable=batchable,
         pads=batchable and model_type not in UNPADDED,
         chunked=model_type in CHUNKED,
-        trimmable=all(map(can_go_back, caches)),
-        steps_back=all(map(can_step_back, caches)),
+        trimmable=all(map(can_go_back, each)),
+        steps_back=all(map(can_step_back, each)),
         embeds=model_type not in WITHOUT_EMBEDDINGS,
         kv=tuple(kv),
         kv_bits=kv_bits,
-        score_bytes=(score_bytes := _score_bytes(model_type, caches, config, kv_bits)),
+        score_bytes=score_bytes,
         max_chunk=UNFUSED_CHUNK if score_bytes else 0,
         max_context=max_context(config),
         width=run.width,
@@ -185,10 +190,7 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: in
 
 
 def build(config: Mapping[str, Any]) -> Module:
-    """Build the model. Its weights are not evaluated, so it takes no memory.
-
-    Raises ModelUnsupported if mlx-lm cannot build a model of this config.
-    """
+    """Build the model. Its weights are not evaluated, so it takes no memory. Raises ModelUnsupported if mlx-lm cannot."""
     try:
         model_class, args_class = _get_classes(dict(config))
         model: Module = model_class(args_class.from_dict(dict(config)))
@@ -202,42 +204,30 @@ def build(config: Mapping[str, Any]) -> Module:
 
 def max_context(config: Mapping[str, Any]) -> int:
     """Maximum sequence length of the model in tokens; 32768 if its config has none."""
-    for part in (config, *map(config.get, _PARTS)):
-        if isinstance(part, Mapping):
-            for key in _CONTEXT_KEYS:
-                value = part.get(key)
-                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                    return min(value, _MAX_CONTEXT)
+    for part in _parts_of(config):
+        for key in _CONTEXT_KEYS:
+            value = part.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return min(value, _MAX_CONTEXT)
     return 32768
 
 
-def _score_bytes(model_type: str, caches: Sequence[Any], config: Mapping[str, Any], kv_bits: int) -> int:
-    """See Plan.score_bytes. The caches have the keys and values of a short step. MLX fuses no quantized attention."""
-    sizes = set[tuple[int, int]]().union(*map(head_sizes, caches))
-    if not sizes or (sizes <= _FUSED_HEADS and model_type not in UNFUSED and not kv_bits):
-        return 0
-    return _heads(config) * _dtype(config).size * UNFUSED_CHUNK
+def _parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The config, and that of the language model in it."""
+    return [part for part in (config, *map(config.get, _PARTS)) if isinstance(part, Mapping)]
 
 
 def _heads(config: Mapping[str, Any]) -> int:
     """Heads of the layer with the most; the numbers may be a list."""
-    parts = [part for part in (config, *map(config.get, _PARTS)) if isinstance(part, Mapping)]
-    found = [value for part in parts for key in _HEAD_KEYS for value in _as_list(part.get(key))]
-    return max((value for value in found if isinstance(value, int)), default=1)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    found = [part.get(key) for part in _parts_of(config) for key in _HEAD_KEYS]
+    numbers = [number for each in found for number in (each if isinstance(each, list) else [each])]
+    return max((number for number in numbers if isinstance(number, int)), default=1)
 
 
 def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
     """Dtype of the activations according to the config; float32, the largest, if it has none."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, Mapping):
-            name = str(part.get("dtype") or part.get("torch_dtype")).removeprefix("torch.")
-            if name in _DTYPES:
-                return _DTYPES[name]
-    return mx.float32
+    names = [str(part.get("dtype") or part.get("torch_dtype")).removeprefix("torch.") for part in _parts_of(config)]
+    return next((_DTYPES[name] for name in names if name in _DTYPES), mx.float32)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -17,9 +17,8 @@ _GROUPS = (64, 32)
 
 
 class QuantizedKv(CacheList):  # type: ignore[misc]  # mlx-lm has no types
-    """One layer's KV in so many bits. Its parts are the caches of the packed numbers, of their scales and biases.
-
-    mlx-lm's attention knows quantized KV by the attribute `bits`.
+    """One layer's KV in so many bits, by which attribute mlx-lm's attention knows it. Its parts are the caches of the
+    packed numbers, of their scales and biases.
     """
 
     def __init__(self, parts: Sequence[Any], bits: int) -> None:
@@ -36,9 +35,8 @@ class QuantizedKv(CacheList):  # type: ignore[misc]  # mlx-lm has no types
         return self.caches[0].make_mask(*args, **kwargs)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append keys and values [rows, heads, tokens, size of a head]; return all of them, quantized.
-
-        Raises ValueError if the size of a head is not a multiple of 32.
+        """Append keys and values [rows, heads, tokens, size of a head]; return all of them, quantized. Raises ValueError if
+        the size of a head is not a multiple of 32.
         """
         sizes = keys.shape[-1], values.shape[-1]
         self.group_size = next((group for group in _GROUPS if not any(size % group for size in sizes)), _GROUPS[0])
@@ -49,11 +47,8 @@ class QuantizedKv(CacheList):  # type: ignore[misc]  # mlx-lm has no types
 
     def merge(self, caches: Sequence["QuantizedKv"]) -> "QuantizedKv":
         merged = copy.copy(self)
-        merged.caches = tuple(part.merge(list(same)) for part, *same in self._by_part(caches))
+        merged.caches = tuple(part.merge([cache.caches[k] for cache in caches]) for k, part in enumerate(self.caches))
         return merged
-
-    def _by_part(self, caches: Sequence["QuantizedKv"]) -> Any:
-        return zip(self.caches, *(cache.caches for cache in caches), strict=True)
 
 
 def quantized(cache: Any, bits: int) -> Any:

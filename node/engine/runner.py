@@ -34,16 +34,15 @@ MAX_JOB_S = 0.1
 class Outgoing:
     """A step's result on its way to the next stage. Its evaluation has begun."""
 
+    tokens: mx.array | None
     packed: Packed
     finite: mx.array | None
     """Whether each row is finite, bool [rows]; None if the driver makes no results of the rows."""
 
 
 class Runner:
-    """Runs one ring's steps on a stage.
-
-    Raises StepFailed when a step can't be computed, the codec's errors, and DeviceFailed once the device has failed
-    since the ring began.
+    """Runs one ring's steps on a stage. Raises StepFailed when a step can't be computed, the codec's errors, and
+    DeviceFailed once the device has failed since the ring began.
     """
 
     def __init__(self, stage: Stage, directory: Path, faults: Faults) -> None:
@@ -135,94 +134,91 @@ class Runner:
             self._device_faults.good_step()
         self._succeeded = True
 
-    # --- the driver ---
+    # --- a step, at any stage ---
 
-    def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
-        """Apply the operations and run the driver's layers; returns the frame for the next stage.
-
-        `tokens`: a row for each session, of the lengths that the frame tells.
+    def _begin(
+        self, frame: Frame, tokens: mx.array | None, tensors: Sequence[mx.array] = (), *, last: bool = False
+    ) -> Outgoing:
+        """Run this stage's layers, and begin the evaluation of what the next stage needs; of that of the `last` one, the
+        driver. `tokens`: int32 [rows, length], need not be evaluated.
         """
-        with self._step(frame.lane):
-            assert frame.lane is not None
-            self._apply(frame.ops)
-            ids = token_array(tokens)
-            return self._sent(frame, ids, self._begin(frame, ids))
-
-    def _begin(self, frame: Frame, ids: mx.array) -> Outgoing:
-        """Run the driver's layers. `ids`: int32 [rows, length], need not be evaluated."""
         assert frame.lane is not None
-        hidden = self._stage.begin(frame.lane, ids, frame.lengths, unverified=frame.unverified, deferred=self._together)
-        return self._outgoing(frame, hidden)
-
-    def _outgoing(self, frame: Frame, hidden: Sequence[mx.array], *, last: bool = False) -> Outgoing:
-        """Begin the evaluation of what the next stage needs of a step's result; of that of the `last` one, the driver."""
-        finite = self._stage.finite(hidden, frame.lengths) if frame.sampled or frame.every else None
-        packed = Packed(self._stage.last(hidden, frame.lengths) if last and frame.sampled else hidden)
+        lengths, judged = frame.lengths, frame.sampled or frame.every
+        hidden = self._stage.run(
+            frame.lane,
+            tokens,
+            tensors,
+            lengths,
+            wanted=judged or not last,
+            unverified=frame.unverified,
+            deferred=self._together,
+        )
+        finite = self._stage.finite(hidden, lengths) if judged else None
+        packed = Packed(self._stage.last(hidden, lengths) if last and frame.sampled else hidden)
         if not self._together:
             mx.async_eval(finite)  # type: ignore[no-untyped-call]
         mx.async_eval(packed.bits, finite, *self._beside(frame.lane))  # type: ignore[no-untyped-call]
-        return Outgoing(packed, finite)
+        return Outgoing(tokens, packed, finite)
 
-    def _beside(self, lane: int | None) -> list[mx.array]:
+    def _beside(self, lane: int) -> list[mx.array]:
         """What is to be evaluated in the same call as what is made of the result of a lane's step."""
-        return self._stage.states(lane) if self._together and lane is not None else []
+        return self._stage.states(lane) if self._together else []
 
-    def _sent(self, frame: Frame, ids: mx.array, outgoing: Outgoing) -> Frame:
-        """The frame for the next stage after the driver's layers. `ids`: int32 [rows, length]."""
-        read = pack([ids])[0] if self.plan.reads_tokens else None
-        return replace(frame, tensors=outgoing.packed.read(), tokens=read, faults=self._faults(outgoing.finite, ()))
+    def _sent(self, frame: Frame, outgoing: Outgoing) -> Frame:
+        """The frame for the next stage: with the result, and a fault for each further row that is not finite."""
+        stage, tokens = self._stage, frame.tokens
+        if tokens is None and outgoing.tokens is not None and self.plan.reads_tokens:
+            (tokens,) = pack([outgoing.tokens])
+        rows: Any = [] if outgoing.finite is None else outgoing.finite.tolist()
+        known = {fault.row for fault in frame.faults}
+        new = [NonFiniteRow(k, stage.start, stage.end) for k, good in enumerate(rows) if not good and k not in known]
+        return replace(frame, tensors=outgoing.packed.read(), tokens=tokens, faults=(*frame.faults, *new))
+
+    # --- the driver ---
+
+    def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
+        """Apply the operations and run the driver's layers on `tokens`, a row for each session, of the lengths that the
+        frame tells; returns the frame for the next stage.
+        """
+        with self._step(frame.lane):
+            self._apply(frame.ops)
+            return self._sent(frame, self._begin(frame, token_array(tokens)))
 
     def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
-        """Apply the head to the hidden states that came back and sample a token, or a failure, for each row.
+        """Apply the head to the hidden states that came back and sample a token, or a failure, for each row. If the first
+        guess in flight is right, begin the step of one more guess; else take all guesses back and begin the lane's next
+        step.
 
-        To begin the lane's next step in the same job saves two hand-overs between threads for each token. If the step can
-        be taken back, it begins before the tokens are read, so that the device does not wait for the graph.
+        To begin that step in the same job saves two hand-overs between threads for each token. If it can be taken back,
+        and no guess is in flight, it begins before the tokens are read, so that the device does not wait for the graph.
         """
         with self._step(frame.lane):
             assert frame.lane is not None
-            drawn = self._draw(unpack(frame.tensors), draws)
-            if following.guesses:
-                return self._verify(frame, drawn, draws, following)
-            outgoing: Outgoing | None = None
-            next_frame = replace(frame, ops=(), unverified=0)
-            if following.chain and self.plan.steps_back:
-                outgoing = self._begin(replace(next_frame, unverified=1), drawn.tokens)
-            results = self._results(drawn, frame, draws)
+            lane, guesses = frame.lane, following.guesses
+            drawn = begin_draw(self._stage.finish(unpack(frame.tensors)), draws)
+            after = replace(frame, ops=(), tokens=None, faults=(), unverified=0)
+            early = following.chain and not guesses and self.plan.steps_back
+            begun = self._begin(replace(after, unverified=1), drawn.tokens) if early else None
+            results = self._read(drawn, frame.faults)
+            for result, draw in zip(results, draws, strict=True):
+                if draw.constraint and isinstance(result, Sampled) and not draw.ends(result.token):
+                    draw.constraint.look_ahead(result.token)
+            if guesses and isinstance(results[0], Sampled) and results[0].token == guesses[0]:
+                if following.next_guess is None:
+                    return Verdict(results, right=1)
+                # The first guess counts, too: its session may be cancelled meanwhile, and all are taken back.
+                after = replace(after, unverified=len(guesses) + 1)
+                begun = self._begin(after, token_array([[following.next_guess]]))
+                return Verdict(results, 1, self._sent(after, begun), following.next_guess)
             if not following.chain or _ends(results, draws):
-                self._apply((Back(frame.lane, 1),) if outgoing else ())
+                self._apply((Back(lane, 1),) if begun else ())
                 return Verdict(results)
-            outgoing = outgoing or self._begin(next_frame, drawn.tokens)
-            self._stage.lanes.need(frame.lane)
-            return Verdict(results, begun=self._sent(next_frame, drawn.tokens, outgoing))
-
-    def _results(self, drawn: Drawn, frame: Frame, draws: Sequence[Draw]) -> list[Sampled | StepFailed]:
-        """Read the drawn tokens, and find those that grammars force after them."""
-        results = self._read(drawn, frame.faults)
-        for result, draw in zip(results, draws, strict=True):
-            if draw.constraint and isinstance(result, Sampled) and not draw.ends(result.token):
-                draw.constraint.look_ahead(result.token)
-        return results
-
-    def _verify(self, frame: Frame, drawn: Drawn, draws: Sequence[Draw], following: Following) -> Verdict:
-        """If the first guess is right, begin the step of the next one; else take all guesses back and begin the lane's
-        next step.
-        """
-        lane = frame.lane
-        assert lane is not None
-        results = self._results(drawn, frame, draws)
-        (result,) = results
-        count, guess = len(following.guesses), following.next_guess
-        if isinstance(result, Sampled) and result.token == following.guesses[0]:
-            if guess is None:
-                return Verdict(results, right=1)
-            # The first guess counts, too: its session may be cancelled meanwhile, and all are taken back.
-            frame, tokens = replace(frame, ops=(), unverified=count + 1), token_array([[guess]])
-            return Verdict(results, 1, self._sent(frame, tokens, self._begin(frame, tokens)), guess)
-        if not following.chain or _ends(results, draws):
-            return Verdict(results)
-        frame = replace(frame, ops=(Back(lane, count),), unverified=0)
-        self._apply(frame.ops)
-        return Verdict(results, begun=self._sent(frame, drawn.tokens, self._begin(frame, drawn.tokens)))
+            if guesses:
+                after = replace(after, ops=(Back(lane, len(guesses)),))
+                self._apply(after.ops)
+            begun = begun or self._begin(after, drawn.tokens)
+            self._stage.lanes.lane(lane).undos.clear()  # all steps are needed
+            return Verdict(results, begun=self._sent(after, begun))
 
     def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> Verdict:
         """The result, or the failure, of each row of a step of evaluations that came back."""
@@ -254,14 +250,15 @@ class Runner:
             if drawn is None:
                 wanted, deferred = bool(draws or chunks), self._together and bool(draws)
                 ids, lengths = token_array(tokens), frame.lengths
-                hidden = self._stage.begin(frame.lane, ids, lengths, wanted=wanted, deferred=deferred)
+                hidden = self._stage.run(frame.lane, ids, (), lengths, wanted=wanted, deferred=deferred)
                 if not draws:
                     yield Verdict(self._evaluated(hidden, chunks))
                     return
-                drawn = self._draw(hidden, draws, lengths, self._beside(frame.lane))
+                drawn = begin_draw(self._stage.finish(hidden, lengths), draws, self._beside(frame.lane))
             for left in reversed(range(ahead)):
                 draws = [replace(draw, position=draw.position + 1) for draw in draws]
-                following = self._run_and_draw(frame.lane, drawn.tokens, draws)
+                hidden = self._stage.run(frame.lane, drawn.tokens, unverified=1, deferred=self._together)
+                following = begin_draw(self._stage.finish(hidden), draws, self._beside(frame.lane))
                 results = self._read(drawn)
                 if not left or _ends(results, draws) or time.monotonic() > until or not go_on():
                     chosen = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
@@ -272,29 +269,6 @@ class Runner:
                 yield Verdict(results, begun=frame)
                 drawn = following
             yield Verdict(self._read(drawn))
-
-    def _run_and_draw(self, lane: int, tokens: mx.array, draws: Sequence[Draw]) -> Drawn:
-        """A step of a ring of one stage that can be taken back. `tokens` need not be evaluated."""
-        hidden = self._stage.begin(lane, tokens, unverified=1, deferred=self._together)
-        return self._draw(hidden, draws, beside=self._beside(lane))
-
-    def _draw(
-        self,
-        hidden: Sequence[mx.array],
-        draws: Sequence[Draw],
-        lengths: Sequence[int] = (),
-        beside: Sequence[mx.array] = (),
-    ) -> Drawn:
-        logits = self._stage.finish(hidden, lengths)
-        allowed = [draw.constraint.allowed(draw.history.generated) if draw.constraint else None for draw in draws]
-        return begin_draw(
-            logits,
-            [draw.sampling for draw in draws],
-            [draw.position for draw in draws],
-            [draw.history for draw in draws],
-            allowed,
-            beside,
-        )
 
     def _read(self, drawn: Drawn, faults: Sequence[NonFiniteRow] = ()) -> list[Sampled | StepFailed]:
         return [
@@ -315,46 +289,22 @@ class Runner:
     def _evaluated(
         self, hidden: Sequence[mx.array], chunks: Sequence[ChunkRequest], faults: Sequence[NonFiniteRow] = ()
     ) -> list[ChunkResult | StepFailed]:
-        results = evaluate(self._stage, hidden, chunks)
+        results = [evaluate(self._stage, hidden, row, chunk) for row, chunk in enumerate(chunks)]
         return [each if is_finite(each) else self._not_finite(row, faults) for row, each in enumerate(results)]
 
     # --- the other stages ---
 
     def relay(self, frame: Frame, *, last: bool) -> Frame:
-        """Apply the operations and run this stage's layers; returns the frame for the next stage, or for the driver
-        from the `last` one.
-
-        A failed step passes as it is.
+        """Apply the operations and run this stage's layers; returns the frame for the next stage, or for the driver from
+        the `last` one. A failed step passes as it is.
         """
         with self._step(frame.lane):
             self._apply(frame.ops)
             if frame.lane is None or frame.failure:
                 return frame
             tokens = unpack_tokens(frame.tokens, self.plan.vocabulary) if frame.tokens else None
-            wanted = not last or frame.sampled or frame.every
-            hidden = self._stage.run(
-                frame.lane,
-                unpack(frame.tensors),
-                tokens,
-                frame.lengths,
-                wanted=wanted,
-                unverified=frame.unverified,
-                deferred=self._together,
-            )
-            outgoing = self._outgoing(frame, hidden, last=last)
-            faults = self._faults(outgoing.finite, frame.faults)
-            frame = replace(frame, tensors=outgoing.packed.read(), faults=faults)
+            frame = self._sent(frame, self._begin(frame, tokens, unpack(frame.tensors), last=last))
             return replace(frame, tokens=None, lengths=()) if last else frame
-
-    def _faults(self, finite: mx.array | None, known: tuple[NonFiniteRow, ...]) -> tuple[NonFiniteRow, ...]:
-        """The `known` faults, and one for each further row that is not finite after this stage."""
-        rows: Any = [] if finite is None else finite.tolist()
-        before = {fault.row for fault in known}
-        stage = self._stage
-        new = [
-            NonFiniteRow(row, stage.start, stage.end) for row, good in enumerate(rows) if not good and row not in before
-        ]
-        return (*known, *new)
 
 
 def _ends(results: Sequence[Sampled | StepFailed], draws: Sequence[Draw]) -> bool:

@@ -8,8 +8,8 @@ Drawing adds Gumbel noise to the logits and takes the largest. Each token id has
 position) alone, so small differences of the logits between machines change the token only at near ties.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -34,7 +34,7 @@ class Draw:
     sampling: Sampling
     position: int
     history: History
-    ends: Callable[[int], bool]
+    ends: Callable[[int], bool] = lambda _: False
     """Whether the session ends with this token."""
     constraint: Constraint | None = None
     """The tokens that the session's grammar allows; needs the generated tokens of `history`."""
@@ -47,9 +47,7 @@ MIN_LOGPROB = -9999.0
 
 
 class Sampled(NamedTuple):
-    """A sampled token, or NO_TOKEN. `logprob` and `top` (likeliest first) are set if `Sampling.logprobs` requests
-    them.
-    """
+    """A sampled token, or NO_TOKEN. `logprob` and `top`, likeliest first, are set if `Sampling.logprobs` asks for them."""
 
     token: int
     logprob: float | None = None
@@ -59,91 +57,60 @@ class Sampled(NamedTuple):
 class Drawn:
     """Drawn tokens, one for each row, which are not read yet: the next step can begin with them."""
 
-    def __init__(self, tokens: mx.array, ids: mx.array, scores: Sequence[mx.array], params: Sequence[Sampling]) -> None:
-        """`tokens`: int32 [rows], where the logits are not finite any token; `ids`: NO_TOKEN there. `scores`: see
-        `_scores`, of the rows that ask for them.
+    def __init__(self, tokens: mx.array, ids: mx.array, scores: Sequence[mx.array], asked: Mapping[int, int]) -> None:
+        """`tokens`: int32 [rows], where the logits are not finite any token; `ids`: NO_TOKEN there. `asked`: the rows that
+        ask for log-probabilities, and of how many of the likeliest tokens; `scores`: see `_scores`, of these rows.
         """
-        self._tokens = tokens
+        self.tokens = tokens[:, None]
+        """The next step's tokens, int32 [rows, 1]."""
         self._ids = ids
         self._scores = scores
-        self._params = params
-        self._rows = list(range(len(params)))
-
-    @property
-    def tokens(self) -> mx.array:
-        """The next step's tokens, int32 [rows, 1]."""
-        whole = self._rows == list(range(len(self._params)))
-        tokens = self._tokens if whole else self._tokens[mx.array(self._rows)]
-        return tokens[:, None]
+        self._asked = asked
+        self._rows = list(range(tokens.size))
 
     def filter(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
         self._rows = [self._rows[row] for row in rows]
+        self.tokens = self.tokens[mx.array(list(rows))]
 
     def read(self) -> list[Sampled]:
         """Wait for the tokens."""
         ids = cast(list[int], self._ids.tolist())
         sampled = [Sampled(token) for token in ids]
-        asking = _asking(self._params)
-        scored = _scored([ids[row] for row in asking], self._scores) if asking else ()
-        for row, each in zip(asking, scored, strict=True):
+        scored = _scored([ids[row] for row in self._asked], self._scores) if self._asked else ()
+        for (row, top), each in zip(self._asked.items(), scored, strict=True):
             if each.token != NO_TOKEN:
-                sampled[row] = each._replace(top=each.top[: self._params[row].logprobs])
+                sampled[row] = each._replace(top=each.top[:top])
         return [sampled[row] for row in self._rows]
 
 
-def sample(
-    logits: mx.array,
-    params: Sequence[Sampling],
-    positions: Sequence[int],
-    histories: Sequence[History],
-    allowed: Sequence[bytes | None] = (),
-) -> list[Sampled]:
-    """Draw one token for each row, and read them. See `begin_draw`."""
-    return begin_draw(logits, params, positions, histories, allowed).read()
-
-
-def begin_draw(
-    logits: mx.array,
-    params: Sequence[Sampling],
-    positions: Sequence[int],
-    histories: Sequence[History],
-    allowed: Sequence[bytes | None] = (),
-    beside: Sequence[mx.array] = (),
-) -> Drawn:
+def begin_draw(logits: mx.array, draws: Sequence[Draw], beside: Sequence[mx.array] = ()) -> Drawn:
     """Draw one token for each row of logits [rows, vocabulary] of any floating dtype. Its evaluation has begun, with that
-    of the arrays `beside` it.
-
-    `positions`: positions of these tokens, 0 for the first generated one. Seed and position are the state of the random
-    numbers, so a request gets the same tokens on every node and in every run. `allowed`: for each row a bit mask of the
-    tokens that may be drawn, lowest bit of each byte first; None: all.
+    of the arrays `beside` it. Seed and position are the state of the random numbers, so a request gets the same tokens
+    on every node and in every run.
     """
+    allowed = [draw.constraint.allowed(draw.history.generated) if draw.constraint else None for draw in draws]
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
-    if all(map(_is_plain, params)):
+    if all(p.temperature == 0 and not p.logit_bias and not p.penalizes for p in (draw.sampling for draw in draws)):
         # On log-probabilities in the model's own dtype, as in mlx-lm, so that ties due to rounding are resolved alike.
         tokens = mx.argmax(_forbid(logits - total, allowed), axis=-1)
     else:
-        tokens = _choose(logits, params, positions, histories, allowed)
+        tokens = _choose(logits, draws, allowed)
     tokens = tokens.astype(mx.int32)
     # In the same evaluation: a row with any NaN or +inf, or with only -inf, has no finite total.
     ids = mx.where(mx.isfinite(total[:, 0]), tokens, NO_TOKEN)
     scores: list[mx.array] = []
-    if asking := _asking(params):
-        rows = mx.array(asking)
-        scores = _scores(logits[rows], tokens[rows], max(params[row].logprobs or 0 for row in asking))
+    asked = {row: draw.sampling.logprobs for row, draw in enumerate(draws) if draw.sampling.logprobs is not None}
+    if asked:
+        rows = mx.array(list(asked))
+        scores = _scores(logits[rows], tokens[rows], max(asked.values()))
     mx.async_eval(tokens, ids, scores, beside)  # type: ignore[no-untyped-call]
-    return Drawn(tokens, ids, scores, params)
-
-
-def _asking(params: Sequence[Sampling]) -> list[int]:
-    """The rows that ask for log-probabilities."""
-    return [row for row, each in enumerate(params) if each.logprobs is not None]
+    return Drawn(tokens, ids, scores, asked)
 
 
 def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
-    """Log-probabilities of given tokens, one for each row of logits [rows, vocabulary], and of the `top` likeliest.
-
-    They are at least MIN_LOGPROB, and NaN if the logits are not finite.
+    """Log-probabilities of given tokens, one for each row of logits [rows, vocabulary], and of the `top` likeliest. They
+    are at least MIN_LOGPROB, and NaN if the logits are not finite.
     """
     return _scored(tokens, _scores(logits, mx.array(list(tokens), mx.int32), top))
 
@@ -172,61 +139,49 @@ def _scored(tokens: Sequence[int], scores: Sequence[mx.array]) -> list[Sampled]:
     return [Sampled(*scored) for scored in zip(tokens, chosen, tops, strict=True)]
 
 
-def _is_plain(sampling: Sampling) -> bool:
-    """Whether the sampling is greedy on unmodified logits."""
-    return sampling.temperature == 0 and not sampling.logit_bias and not sampling.penalizes
-
-
-def _choose(
-    logits: mx.array,
-    params: Sequence[Sampling],
-    positions: Sequence[int],
-    histories: Sequence[History],
-    allowed: Sequence[bytes | None],
-) -> mx.array:
+def _choose(logits: mx.array, draws: Sequence[Draw], allowed: Sequence[bytes | None]) -> mx.array:
     x = logits.astype(mx.float32)
+    params = [draw.sampling for draw in draws]
     if any(p.logit_bias or p.penalizes for p in params):
-        x = mx.stack([_adjust(row, p, h) for row, p, h in zip(x, params, histories, strict=True)])
+        x = mx.stack([_adjust(row, draw.sampling, draw.history) for row, draw in zip(x, draws, strict=True)])
     x = _forbid(x, allowed)
     if all(p.temperature == 0 for p in params):
         return mx.argmax(x, axis=-1)
     x = x / mx.array([[p.temperature or 1.0] for p in params])
-    return mx.argmax(_restrict(x, params) + _noise(x.shape[-1], params, positions), axis=-1)
+    return mx.argmax(_restrict(x, params) + _noise(x.shape[-1], draws), axis=-1)
 
 
 def _adjust(row: mx.array, sampling: Sampling, history: History) -> mx.array:
-    """Apply penalties and bias to logits [vocabulary].
-
-    Repetition penalty as in transformers (prompt and generated tokens), presence and frequency penalty as in OpenAI's
-    API (generated tokens).
+    """Apply penalties and bias to logits [vocabulary]: repetition penalty as in transformers (prompt and generated
+    tokens), presence and frequency penalty as in OpenAI's API (generated tokens).
     """
     if sampling.repetition_penalty != 1 and (seen := sorted({*history.prompt, *history.generated})):
         ids = mx.array(seen, mx.int32)
         values = row[ids]
         penalty = sampling.repetition_penalty
         row = row.at[ids].add(mx.where(values < 0, values * penalty, values / penalty) - values)
-    changes: Counter[int] = Counter()
+    changes = defaultdict[int, float](float)
     if sampling.presence_penalty or sampling.frequency_penalty:
         for token, count in Counter(history.generated).items():
-            changes[token] -= sampling.presence_penalty + sampling.frequency_penalty * count  # type: ignore[assignment]
+            changes[token] -= sampling.presence_penalty + sampling.frequency_penalty * count
     for token, bias in sampling.logit_bias.items():
-        changes[token] += bias  # type: ignore[assignment]
-    changes = Counter({token: change for token, change in changes.items() if 0 <= token < row.size})
-    if changes:
-        row = row.at[mx.array(list(changes), mx.int32)].add(mx.array(list(changes.values()), mx.float32))
+        changes[token] += bias
+    known = {token: change for token, change in changes.items() if 0 <= token < row.size}
+    if known:
+        row = row.at[mx.array(list(known), mx.int32)].add(mx.array(list(known.values()), mx.float32))
     return row
 
 
 def _forbid(x: mx.array, allowed: Sequence[bytes | None]) -> mx.array:
-    """Set x [rows, vocabulary] to -inf where a row's bit is 0; rows without a mask are unchanged."""
+    """Set x [rows, vocabulary] to -inf where a row's bit is 0, lowest bit of each byte first; rows without bits stay."""
     if not any(allowed):
         return x
-    return mx.stack([row if bits is None else _keep(row, bits) for row, bits in zip(x, allowed, strict=True)])
-
-
-def _keep(row: mx.array, bits: bytes) -> mx.array:
-    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=row.size, bitorder="little")
-    return mx.where(mx.array(flags), row, -mx.inf)
+    rows = list(x)
+    for k, bits in enumerate(allowed):
+        if bits is not None:
+            flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=x.shape[-1], bitorder="little")
+            rows[k] = mx.where(mx.array(flags), rows[k], -mx.inf)
+    return mx.stack(rows)
 
 
 def _restrict(x: mx.array, params: Sequence[Sampling]) -> mx.array:
@@ -248,14 +203,12 @@ def _restrict(x: mx.array, params: Sequence[Sampling]) -> mx.array:
     return x
 
 
-def _noise(size: int, params: Sequence[Sampling], positions: Sequence[int]) -> mx.array:
+def _noise(size: int, draws: Sequence[Draw]) -> mx.array:
     """Gumbel noise [rows, size]; none for greedy rows."""
-    return mx.stack(
-        [
-            mx.random.gumbel((size,), key=mx.random.key(_mix(p.seed, position))) if p.temperature else mx.zeros((size,))
-            for p, position in zip(params, positions, strict=True)
-        ]
-    )
+    keys = [
+        mx.random.key(_mix(draw.sampling.seed, draw.position)) if draw.sampling.temperature else None for draw in draws
+    ]
+    return mx.stack([mx.zeros((size,)) if key is None else mx.random.gumbel((size,), key=key) for key in keys])
 
 
 def _mix(seed: int, position: int) -> int:

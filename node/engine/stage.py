@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -10,10 +9,10 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from node.core.errors import ModelUnsupported, PippinError
+from node.core.frames import SequenceId
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
-from node.engine.ghosts import PartialModel, find_layers
-from node.engine.hidden_states import record_outputs
+from node.engine.ghosts import PartialModel, find_layers, record_outputs
 from node.engine.lanes import CacheLane, Lanes, LeftoverKv
 from node.engine.plan import Plan
 
@@ -45,9 +44,7 @@ class Stage:
         self._decoded = 0
         """Steps of decoding so far."""
         self.leftover = LeftoverKv()
-        self.lanes = Lanes(
-            partial(_fresh, model, (*self._own, *self._shadows), plan.kv_bits), plan, f"layers {start}-{end - 1}"
-        )
+        self.lanes = Lanes(model, (*self._own, *self._shadows), plan, f"layers {start}-{end - 1}")
 
     def sibling(self) -> "Stage":
         """A stage of another ring, with the same weights, the same `leftover`, and caches of its own."""
@@ -56,11 +53,9 @@ class Stage:
         return other
 
     def _choose_caches(self) -> None:
-        """Choose the caches of this stage, and an alias or a shadow for each cache of another stage.
-
-        Models make masks from caches of layers that may be on another node. A cache of the same kind on this stage
-        gives the same mask. For a kind without one, a shadow is made: a cache of tiny zeros that only counts
-        positions.
+        """Choose the caches of this stage, and for each of another stage, from which models may make masks, an alias: a
+        cache of the same kind here, which gives the same mask. For a kind without one, a shadow is made: a cache of
+        tiny zeros that only counts positions.
         """
         used = {cache for layer in self.plan.caches_of for cache in layer}
         own = {cache for layer in self.plan.caches_of[self.start : self.end] for cache in layer}
@@ -68,75 +63,84 @@ class Stage:
             own |= set(range(self.plan.caches)) - used  # caches of an embedding
         self._own = sorted(own)
         kinds = [caches.kind(cache) for cache in caches.empty_caches(self.model, self.plan.kv_bits)]
-        have = {kinds[k]: entry for entry, k in reversed(list(enumerate(self._own)))}
-        self._shadows: list[int] = []
-        for k, kind in enumerate(kinds):
-            if kind not in have:
-                have[kind] = len(self._own) + len(self._shadows)
-                self._shadows.append(k)
-        entry_of = {k: entry for entry, k in enumerate(self._own)}
-        self._entries = [entry_of.get(k, have[kind]) for k, kind in enumerate(kinds)]
+        first: dict[Any, int] = {}
+        for k in (*self._own, *range(len(kinds))):
+            first.setdefault(kinds[k], k)
+        self._shadows = [k for k in first.values() if k not in own]
+        held = [*self._own, *self._shadows]
+        self._entries = [held.index(k if k in own else first[kind]) for k, kind in enumerate(kinds)]
 
     # --- steps ---
 
-    def begin(
-        self,
-        lane: int,
-        tokens: mx.array,
-        lengths: Sequence[int] = (),
-        *,
-        wanted: bool = True,
-        unverified: int = 0,
-        deferred: bool = False,
-    ) -> tuple[mx.array, ...]:
-        """The driver's first part of a step: embed tokens, int32 [rows, length], and run its layers.
-
-        `tokens` need not be evaluated. `lengths`: valid tokens of each row of a right-padded prefill; empty if all rows
-        are full. Returns hidden states [rows, length, width] and any other arrays that the architecture sends between
-        layers; their evaluation has begun. Unless they are `wanted`, only the caches are computed, and it returns none.
-        `unverified`: see Frame.unverified. `deferred`: if the step has one token, its evaluation has not begun: the
-        caller begins it, with what it makes of the result and with `states`.
-
-        Raises PippinError if the lane is unknown or has another number of rows.
-        """
-        if self.start != 0:
-            raise PippinError(f"Layers {self.start} to {self.end} are not a driver's.")
-        if tokens.ndim != 2 or tokens.shape[1] < 1:
-            raise PippinError(f"Tokens of shape {tokens.shape} are no step.")
-        return self._step(lane, tokens, (), lengths, wanted, unverified, deferred)
-
     def run(
         self,
-        lane: int,
-        tensors: Sequence[mx.array],
-        tokens: mx.array | None = None,
+        number: SequenceId,
+        tokens: mx.array | None,
+        tensors: Sequence[mx.array] = (),
         lengths: Sequence[int] = (),
         *,
         wanted: bool = True,
         unverified: int = 0,
         deferred: bool = False,
     ) -> tuple[mx.array, ...]:
-        """Another stage's part of a step: from the result of the previous stage's `begin` or `run` to the next stage's
-        input.
+        """Run the layers on a step of the lane of this number.
 
-        `tokens`: int32 [rows, length] of the vocabulary, required if `plan.reads_tokens`. `wanted`, `unverified`,
-        `deferred`: as in `begin`.
+        `tokens`: int32 [rows, length] of the vocabulary, which need not be evaluated; only the driver and models with
+        `plan.reads_tokens` need them. `tensors`: what the stage before has returned; none at the driver. `lengths`: valid
+        tokens of each row of a right-padded prefill; empty if all rows are full. `unverified`: see Frame.unverified.
 
-        Raises PippinError if the lane is unknown or the tensors do not fit it.
+        Returns hidden states [rows, length, width] and any other arrays that the architecture sends between layers;
+        their evaluation has begun. Unless they are `wanted`, only the caches are computed, and it returns none.
+        `deferred`: if the step has one token, its evaluation has not begun: the caller begins it, with what it makes of
+        the result and with `states`.
+
+        Raises PippinError if the lane is unknown, or if the step does not fit it or these layers.
         """
-        rows, length = self._check_shapes(self.start, tensors)
-        if self.plan.reads_tokens and (tokens is None or tokens.shape != (rows, length)):
-            raise PippinError(f"{self.plan.model_type} layers need the {rows}x{length} tokens of the step.")
-        tokens = mx.zeros((rows, length), mx.int32) if tokens is None else tokens
-        return self._step(lane, tokens, tensors, lengths, wanted, unverified, deferred)
+        lane = self.lanes.lane(number)
+        tokens = self._checked(tokens, tensors)
+        rows, length = tokens.shape
+        if rows != len(lane.positions) or (lengths and len(lengths) != rows):
+            raise PippinError(f"Lane {number} has {len(lane.positions)} sessions, but the step has {rows}.")
+        if lengths and not all(0 <= valid <= length for valid in lengths):
+            raise PippinError(f"Lengths {list(lengths)} do not fit a step of {length} tokens.")
+        if unverified and length != 1:
+            raise PippinError(f"A guess has one token, not {length}.")
+        padded = any(valid != length for valid in lengths)
+        if padded and not self.plan.pads:
+            raise PippinError(f"A step of a {self.plan.model_type} model cannot be right-padded.")
+        self.lanes.begin_step(number, unverified)
+        if padded:
+            for cache in lane.caches:
+                cache.prepare(lengths=list(lengths), right_padding=[length - valid for valid in lengths])
+        output = self._body(tokens, [lane.caches[entry] for entry in self._entries], tensors)
+        output = output if wanted else ()  # the last layer may then do less: that of a model with shared KV, nothing
+        caches.advance_shadows(lane.caches[len(self._own) :], rows, length)
+        if padded:
+            for cache in lane.caches:
+                if not cache.empty():
+                    cache.finalize()
+        lane.positions = [p + n for p, n in zip(lane.positions, lengths or [length] * rows, strict=True)]
+        self._evaluate(lane, output, length, deferred=deferred)
+        return output
+
+    def _checked(self, tokens: mx.array | None, tensors: Sequence[mx.array]) -> mx.array:
+        """The tokens of a step, or zeros where no layer reads them. Raises PippinError for a step that does not fit."""
+        if self.start == 0:
+            if tokens is None or tensors or tokens.ndim != 2 or tokens.shape[1] < 1:
+                raise PippinError(f"Tokens of shape {getattr(tokens, 'shape', None)} are no step.")
+            return tokens
+        shape = self._check_shapes(self.start, tensors)
+        if not self.plan.reads_tokens:
+            return mx.zeros(shape, mx.int32)
+        if tokens is None or tokens.shape != shape:
+            raise PippinError(f"{self.plan.model_type} layers need the {shape[0]}x{shape[1]} tokens of the step.")
+        return tokens
 
     def finish(self, tensors: Sequence[mx.array], lengths: Sequence[int] = (), *, every: bool = False) -> mx.array:
-        """The driver's second part of a step: final norm and head on the result of the last stage.
+        """The driver's end of a step: final norm and head on the result of the last stage.
 
         Returns logits, not evaluated: [rows, vocabulary] of each row's last valid token, or with `every`
-        [rows, length, vocabulary] of all tokens.
-
-        Raises PippinError if the tensors do not fit the model.
+        [rows, length, vocabulary] of all tokens. Raises PippinError if the tensors do not fit the model.
         """
         rows, length = self._check_shapes(self.plan.layers, tensors)
         if not every:
@@ -146,10 +150,8 @@ class Stage:
         return logits if every else logits[:, -1]
 
     def hidden(self, tensors: Sequence[mx.array]) -> mx.array:
-        """Hidden states [rows, length, width] after the final norm, the input of the head, not evaluated.
-
-        Raises ModelUnsupported if they are inaccessible in this architecture, PippinError if the tensors do not fit
-        the model.
+        """Hidden states [rows, length, width] after the final norm, the input of the head, not evaluated. Raises
+        ModelUnsupported if they are inaccessible in this architecture, PippinError if the tensors do not fit it.
         """
         rows, length = self._check_shapes(self.plan.layers, tensors)
         shape = (rows, length, self.plan.width)
@@ -169,9 +171,7 @@ class Stage:
         )
 
     def finite(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> mx.array:
-        """Whether the hidden states of each row's last valid token, from `begin` or `run`, are finite: bool [rows], not
-        evaluated.
-        """
+        """Whether the result of `run` is finite at each row's last valid token: bool [rows], not evaluated."""
         shape = self.plan.shapes[self.end][0]
         found = mx.isfinite(_last_tokens(tensors[0], shape, lengths))
         return mx.all(found, axis=[axis for axis in range(found.ndim) if axis != shape.index(ROWS)])
@@ -184,42 +184,6 @@ class Stage:
         """Slice the result of the last stage: each row's last valid token, which suffices for `finish`."""
         shapes = self.plan.shapes[self.plan.layers]
         return tuple(_last_tokens(tensor, shape, lengths) for tensor, shape in zip(tensors, shapes, strict=True))
-
-    def _step(
-        self,
-        number: int,
-        tokens: mx.array,
-        tensors: Sequence[mx.array],
-        lengths: Sequence[int],
-        wanted: bool,
-        unverified: int,
-        deferred: bool,
-    ) -> tuple[mx.array, ...]:
-        lane = self.lanes.lane(number)
-        rows, length = tokens.shape
-        if rows != len(lane.positions) or (lengths and len(lengths) != rows):
-            raise PippinError(f"Lane {number} has {len(lane.positions)} sessions, but the step has {rows}.")
-        if lengths and not all(0 <= valid <= length for valid in lengths):
-            raise PippinError(f"Lengths {list(lengths)} do not fit a step of {length} tokens.")
-        if unverified and length != 1:
-            raise PippinError(f"A guess has one token, not {length}.")
-        self.lanes.begin_step(number, unverified)
-        padded = any(valid != length for valid in lengths)
-        if padded and not self.plan.pads:
-            raise PippinError(f"A step of a {self.plan.model_type} model cannot be right-padded.")
-        if padded:
-            caches.right_pad(lane.caches, lengths, length)
-        output = self._body(tokens, [lane.caches[entry] for entry in self._entries], tensors)
-        output = output if wanted else ()  # the last layer may then do less: that of a model with shared KV, nothing
-        for shadow in lane.caches[len(self._own) :]:
-            caches.advance_shadow(shadow, rows, length)
-        if padded:
-            for cache in lane.caches:
-                if not cache.empty():
-                    cache.finalize()
-        lane.positions = [p + n for p, n in zip(lane.positions, lengths or [length] * rows, strict=True)]
-        self._evaluate(lane, output, length, deferred=deferred)
-        return output
 
     def _evaluate(self, lane: CacheLane, output: Sequence[mx.array], length: int, *, deferred: bool) -> None:
         """Compute a step of a prompt, or begin one of a token unless it is `deferred`."""
@@ -238,21 +202,14 @@ class Stage:
 
     def _check_shapes(self, cut: int, tensors: Sequence[mx.array]) -> tuple[int, int]:
         """Rows and length of the arrays sent at a cut. Raises PippinError if their shapes are wrong."""
-        shapes = self.plan.shapes[cut]
+        shapes = self.plan.shapes.get(cut, ())
         got = [tuple(tensor.shape) for tensor in tensors]
-        if len(got) == len(shapes) and len(got[0]) == len(shapes[0]):
+        if shapes and len(got) == len(shapes) and len(got[0]) == len(shapes[0]):
             length = got[0][shapes[0].index(LENGTH)]
             rows = got[0][shapes[0].index(ROWS)]
-            sizes = {ROWS: rows, LENGTH: length}
-            if rows > 0 < length and got == [tuple(sizes.get(size, size) for size in shape) for shape in shapes]:
+            if rows > 0 < length and got == self.plan.shapes_at(cut, rows, length):
                 return rows, length
         raise PippinError(f"Tensors of shapes {got} are not what layer {cut} of {self.plan.model_type} takes.")
-
-
-def _fresh(model: Module, wanted: Sequence[int], kv_bits: int) -> list[Any]:
-    """Make the empty caches with these indexes. Not a method, as lanes would then refer to their stage."""
-    new = caches.empty_caches(model, kv_bits)
-    return [new[k] for k in wanted]
 
 
 def _last_tokens(tensor: mx.array, shape: Sequence[int], lengths: Sequence[int]) -> mx.array:

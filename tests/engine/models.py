@@ -22,9 +22,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from node.core.frames import CacheOp, Open
+from node.core.generation import Sampling
 from node.engine.lanes import LeftoverKv
 from node.engine.load import load_stage
 from node.engine.plan import Plan, build, make_plan
+from node.engine.sampling import Draw, History, Sampled, begin_draw
 from node.engine.stage import Stage
 from node.engine.tensor_codec import pack, unpack
 from node.model.config import read_config
@@ -216,10 +218,10 @@ class Ring:
 
     def _layers(self, tokens: mx.array, lane: int, lengths: Sequence[int], unverified: int = 0) -> tuple[mx.array, ...]:
         driver = self.stages[0]
-        hidden = driver.begin(lane, tokens, lengths, unverified=unverified)
+        hidden = driver.run(lane, tokens, (), lengths, unverified=unverified)
         told = tokens if driver.plan.reads_tokens else None
         for stage in self.stages[1:]:
-            hidden = stage.run(lane, unpack(pack(hidden)), told, lengths, unverified=unverified)
+            hidden = stage.run(lane, told, unpack(pack(hidden)), lengths, unverified=unverified)
         return unpack(pack(hidden))
 
 
@@ -252,3 +254,14 @@ def likeliest(logits: mx.array) -> mx.array:
 def same(a: mx.array, b: mx.array) -> bool:
     """Whether two arrays are equal bit by bit. (Some models ban tokens with minus infinity.)"""
     return a.shape == b.shape and a.dtype == b.dtype and bool(mx.array_equal(a, b))
+
+
+def sample(
+    logits: mx.array,
+    params: Sequence[Sampling],
+    positions: Sequence[int],
+    histories: Sequence[History],
+) -> list[Sampled]:
+    """Draw one token for each row of logits [rows, vocabulary], and read them."""
+    draws = [Draw(*each) for each in zip(params, positions, histories, strict=True)]
+    return begin_draw(logits, draws).read()

@@ -356,7 +356,7 @@ def test_a_chunk_that_nobody_reads_fills_the_caches_only() -> None:
         if driven.ahead:
             frame = Frame("r", Fence(1, 1), 0, (Open(1),), 1)
             assert [*driven.runner.run(frame, [given[:16]])] == [Verdict([])]
-            assert driven.stage.begin(1, mx.array([given[16:20]]), wanted=False) == ()
+            assert driven.stage.run(1, mx.array([given[16:20]]), wanted=False) == ()
             session = Session(list(given), GREEDY)
             driven.run(1, [session], [given[20:]], ())
             driven.rows.append(session)

@@ -95,7 +95,7 @@ def test_kv_of_guesses_is_not_inherited(name: str) -> None:
     ring.step(prompt(1, seed=5), LANE, unverified=1)
     driver, _ = ring.stages
     driver.lanes.apply(Back(LANE, 1))
-    driver.begin(LANE, token)
+    driver.run(LANE, token)
     can_trim = driver.plan.trimmable
     assert end(ring, Held(1, 15)) == ((Held(1, 14),) if can_trim else ())
     if can_trim:

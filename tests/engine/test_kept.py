@@ -35,8 +35,8 @@ def test_sequences_go_on_from_where_all_stages_have_them(name):
     ring.step(mx.concatenate([tokens[1], tokens[0]]), lane=7)
     # The next step of both, and the prompt's next chunk, are lost between the stages.
     driver, last = ring.stages
-    driver.begin(7, mx.array([[1], [2]], mx.int32))
-    driver.begin(3, prompt(4, seed=9))
+    driver.run(7, mx.array([[1], [2]], mx.int32))
+    driver.run(3, prompt(4, seed=9))
 
     held = (Held(1, 6), Held(2, 10), Held(3, 13), Held(4, 2), Held(5, 9))
     for stage in (driver, last):
@@ -60,12 +60,12 @@ def test_a_taken_prefix_keeps_its_number():
     driver, last = Stages(shared_model(CONFIGURATIONS["llama"])).ring(*CUT).stages
     for stage in (driver, last):
         stage.lanes.apply(Open(1))
-    last.run(1, [*driver.begin(1, prompt(20))])
+    last.run(1, None, driver.run(1, prompt(20)))
     for stage in (driver, last):
         stage.lanes.apply(Keep(1, 0, prefix=5, tokens=20))
         stage.lanes.apply(Drop(1))
     driver.lanes.apply(Take(6, prefix=5))
-    driver.begin(6, prompt(4))
+    driver.run(6, prompt(4))
     held = [Held(5, 24)]
     for stage in (driver, last):
         held = succeed(stage, held)
@@ -76,7 +76,7 @@ def test_what_is_not_named_is_freed():
     driver, last = Stages(shared_model(CONFIGURATIONS["llama"])).ring(*CUT).stages
     for lane in (1, 2):
         driver.lanes.apply(Open(lane))
-        driver.begin(lane, prompt(5))
+        driver.run(lane, prompt(5))
     driver.lanes.apply(Keep(1, 0, prefix=3, tokens=5))
     before = driver.lanes.kv_bytes
     assert succeed(driver, [Held(2, 5), Held(9, 5)]) == (Held(2, 5),)
@@ -91,7 +91,7 @@ def test_each_sequence_has_the_number_of_the_lane_in_which_it_began():
     (stage,) = Stages(shared_model(CONFIGURATIONS["llama"])).ring(0, 4).stages
     for lane in (1, 2, 3):
         stage.lanes.apply(Open(lane))
-        stage.begin(lane, prompt(5 + lane))
+        stage.run(lane, prompt(5 + lane))
     for op in (Merge(2, 3), Merge(1, 2), Keep(1, 2, prefix=4, tokens=8), Reuse(5, 4, 7), Filter(1, (2, 0))):
         stage.lanes.apply(op)
     counts = {1: 6, 3: 8, 4: 8, 5: 7}
@@ -102,7 +102,7 @@ def test_each_sequence_has_the_number_of_the_lane_in_which_it_began():
 def test_what_stopped_elsewhere_and_cannot_go_back_is_freed():
     (stage,) = Stages(shared_model(CONFIGURATIONS["gemma3_text"])).ring(0, 4).stages
     stage.lanes.apply(Open(1))
-    stage.begin(1, prompt(5))
+    stage.run(1, prompt(5))
     before = stage.lanes.kv_bytes
     assert succeed(stage, [Held(1, 4)]) == ()
     assert stage.lanes.kv_bytes < before
@@ -113,9 +113,9 @@ def test_a_lane_is_never_there_twice():
     (stage,) = Stages(shared_model(CONFIGURATIONS["llama"])).ring(0, 4).stages
     for lane in range(1, 9):
         stage.lanes.apply(Open(lane))
-        stage.begin(lane, prompt(500, seed=lane))
+        stage.run(lane, prompt(500, seed=lane))
         stage.lanes.apply(Merge(20, lane))
-    stage.begin(20, mx.ones((8, 1), mx.int32))
+    stage.run(20, mx.ones((8, 1), mx.int32))
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()

@@ -145,21 +145,21 @@ def test_steps_that_do_not_fit_are_refused(llama):
     stages = Stages(llama)
     driver, last = stages.ring(0, 2, 4).stages
     with pytest.raises(PippinError, match="no lane 3"):
-        driver.begin(3, prompt(2))
+        driver.run(3, prompt(2))
     with pytest.raises(PippinError, match="1 sessions, but the step has 2"):
-        driver.begin(0, mx.zeros((2, 1), mx.int32))
+        driver.run(0, mx.zeros((2, 1), mx.int32))
     with pytest.raises(PippinError, match="no step"):
-        driver.begin(0, mx.zeros((1, 0), mx.int32))
-    with pytest.raises(PippinError, match="not a driver's"):
-        last.begin(0, prompt(2))
+        driver.run(0, mx.zeros((1, 0), mx.int32))
+    with pytest.raises(PippinError, match="not what layer"):
+        last.run(0, prompt(2))
     for shape in ((1, 2, 65), (2, 64), (1, 0, 64), (0, 1, 64)):
         with pytest.raises(PippinError, match="not what layer 2"):
-            last.run(0, [mx.zeros(shape)])
+            last.run(0, None, [mx.zeros(shape)])
     with pytest.raises(PippinError, match="not what layer 2"):
-        last.run(0, [])
+        last.run(0, None)
     with pytest.raises(PippinError, match="Lengths"):
-        driver.begin(0, prompt(2), lengths=(3,))
-    assert same(driver.begin(0, prompt(2))[0], driver.begin(0, prompt(2))[0]) is False  # the lane continues unharmed
+        driver.run(0, prompt(2), lengths=(3,))
+    assert same(driver.run(0, prompt(2))[0], driver.run(0, prompt(2))[0]) is False  # the lane continues unharmed
 
 
 @pytest.mark.slow

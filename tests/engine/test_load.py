@@ -12,7 +12,7 @@ from node.core.errors import ModelBroken, ModelUnsupported
 from node.engine.device import release_memory
 from node.engine.load import _read, load_stage
 from node.engine.plan import UNFUSED_CHUNK, make_plan
-from node.engine.sampling import sample
+from node.engine.sampling import begin_draw
 from node.engine.stage import Stage
 from tests.engine.configurations import BASE, CONFIGURATIONS
 from tests.engine.models import at_a_stretch, load, pieces, write_model
@@ -101,18 +101,18 @@ def test_tensors_are_read_in_groups_which_are_smaller_on_a_slow_disk(monkeypatch
 def test_the_first_prompt_finds_its_kernels_compiled(tmp_path, monkeypatch):
     steps, samplings = [], []
 
-    def begin(stage, lane, tokens, *rest):
+    def run(stage, lane, tokens, *rest):
         steps.append((stage.start, *tokens.shape))
         return stepped(stage, lane, tokens, *rest)
 
-    def record(logits, params, *rest):
-        samplings.append((logits.shape[0], params[0].temperature))
-        return sample(logits, params, *rest)
+    def record(logits, draws):
+        samplings.append((logits.shape[0], draws[0].sampling.temperature))
+        return begin_draw(logits, draws)
 
-    stepped = Stage._step
-    monkeypatch.setattr(Stage, "_step", begin)
-    monkeypatch.setattr("node.engine.load.sample", record)
-    monkeypatch.setattr("node.engine.load.warm_up_tokens", lambda: 64)
+    stepped = Stage.run
+    monkeypatch.setattr(Stage, "run", run)
+    monkeypatch.setattr("node.engine.load.begin_draw", record)
+    monkeypatch.setattr("node.engine.load.probe_tokens", lambda: 64)
     load(write_model(tmp_path, CONFIGURATIONS["llama"]), 0, 2)
     each = [*(2 * [(1, 64), (1, 1)]), (2, 1)]  # two sessions, one after the other, then together
     assert steps == [(layer, *shape) for layer in (0, 1) for shape in each]
@@ -125,7 +125,7 @@ def test_a_config_that_only_the_first_step_refuses_is_a_broken_model(tmp_path, m
     def refuse(*_):
         raise IndexError("vector::_M_range_check")
 
-    monkeypatch.setattr(Stage, "_step", refuse)
+    monkeypatch.setattr(Stage, "run", refuse)
     before = held_by_mlx()
     with pytest.raises(ModelBroken, match="ayers 1-2 of .* cannot be computed: IndexError"):
         load(write_model(tmp_path, CONFIGURATIONS["llama"]), 1, 3)

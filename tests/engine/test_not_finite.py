@@ -12,10 +12,10 @@ from node.core.generation import Sampling
 from node.core.rings import Fence
 from node.engine.faults import Faults
 from node.engine.runner import Runner
-from node.engine.sampling import MIN_LOGPROB, NO_TOKEN, Draw, History, Sampled, sample, score
+from node.engine.sampling import MIN_LOGPROB, NO_TOKEN, Draw, History, Sampled, score
 from node.engine.verdict import Following, StepFailed
 from tests.engine.configurations import CONFIGURATIONS
-from tests.engine.models import load, write_model
+from tests.engine.models import load, sample, write_model
 
 BAD = 7
 """A token whose embedding is NaN."""

@@ -17,13 +17,11 @@ from node.engine.verdict import StepFailed
     "error", [RuntimeError("out of memory"), AssertionError("Wrong type for input."), OverflowError(), KeyError(3)]
 )
 def test_whatever_a_model_raises_is_a_failed_step(error: Exception) -> None:
-    def begin(*_: Any, **__: Any) -> None:
+    def run(*_: Any, **__: Any) -> None:
         raise error
 
     dropped = []
-    stage = SimpleNamespace(
-        plan=SimpleNamespace(vocabulary=5), begin=begin, lanes=SimpleNamespace(apply=dropped.append)
-    )
+    stage = SimpleNamespace(plan=SimpleNamespace(vocabulary=5), run=run, lanes=SimpleNamespace(apply=dropped.append))
     runner = Runner(stage, Path(), Faults())
     with pytest.raises(StepFailed) as failure:
         runner.begin(Frame("r", Fence(1, 1), 0, lane=0), [[1]])

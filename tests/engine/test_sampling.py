@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 
 from node.core.generation import Sampling
-from node.engine.sampling import History, Sampled, sample, score
+from node.engine.sampling import History, Sampled, score
+from tests.engine.models import sample
 
 LOGITS = [2.0, 1.0, 0.0, -1.0, -2.0]
 NONE = History()
