@@ -68,16 +68,14 @@ class Agent:
         """The placement changed, or whether this node is draining."""
         self.head_due = Signal()
         """The head has a reason to plan again."""
-        self._book = book
-        self._local_report = local_report
-        self._term_store = TermStore(save_term)
-        self._membership = Membership(info, fail_after_s=fail_after_s)
         self.lag_s = 0.0
         """Recent maximum of the event loop's lag."""
+        self.book = book
+        self.membership = Membership(info, fail_after_s=fail_after_s)
+        self.states = HeldStates()
+        self._local_report = local_report
+        self._term_store = TermStore(save_term)
         self._election = Election(info.id, term)
-        self._states = HeldStates()
-        self._report: NodeReport | None = None
-        """This node's, as of its last change or tick."""
         self._placement_log = PlacementLog(self._name)
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -109,31 +107,32 @@ class Agent:
         return self.head
 
     def view(self) -> ClusterView:
-        peers = self._membership.view(now())
-        return ClusterView(self.info.id, self.term, self.head, peers, self.placement)
+        return ClusterView(self.info.id, self.term, self.head, self.membership.view(now()), self.placement)
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Reports of the participating nodes, including this one."""
-        return self._membership.alive()
+        return self.membership.alive()
 
     def holders(self, model: str) -> Sequence[tuple[Address, str]]:
         """Addresses of the other nodes that have all files of a model, each with their revision."""
-        nodes = [
-            (report.info.id, held.revision) for report in self.alive() for held in report.models if held.id == model
+        return [
+            (address, held.revision)
+            for report in self.alive()
+            if (address := self.book.address_of(report.info.id))
+            for held in report.models
+            if held.id == model
         ]
-        return [(address, revision) for node, revision in nodes if (address := self._book.address_of(node))]
 
     def others(self) -> Sequence[Address]:
         """Addresses of the other participating nodes."""
-        nodes = [report.info.id for report in self.alive() if report.info.id != self.info.id]
-        return [address for node in nodes if (address := self._book.address_of(node))]
+        return [address for report in self.alive() if (address := self.book.address_of(report.info.id))]
 
     # --- changes of this node -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         while True:
             self._step()
-            due = now() + min(in_step(GRID_S), max(0.0, self._membership.next_change() - now()))
+            due = now() + min(in_step(GRID_S), max(0.0, self.membership.next_change() - now()))
             await asyncio.sleep(due - now())
             self.lag_s = max(now() - due, self.lag_s * LAG_DECAY)
 
@@ -154,7 +153,7 @@ class Agent:
 
         Addresses that stay may have moved to another interface, whose zone peers' link-local addresses then need.
         """
-        self._book.interfaces = interfaces
+        self.book.interfaces = interfaces
         for info in [report.info for report in self.alive() if report.info.id != self.info.id]:
             self._know(info)  # its addresses come again only when they change
         if addresses == self.info.addresses:
@@ -166,8 +165,8 @@ class Agent:
     def _know(self, info: NodeInfo) -> None:
         """Take note of a node's addresses."""
         hint = PeerHint(info.id, info.addresses, info.grpc_port)
-        if not self._book.knows(hint):
-            self._book.add(hint)
+        if not self.book.knows(hint):
+            self.book.add(hint)
 
     # --- messages from peers ------------------------------------------------------------------------------------------
 
@@ -180,17 +179,17 @@ class Agent:
             self._know(info)
         if heartbeat.sender == self.info.id:  # this node itself, or a process with a copy of its key
             return self.heartbeat_for(None)
-        self._book.note_caller(heartbeat.sender, caller.address)
+        self.book.note_caller(heartbeat.sender, caller.address)
         self.heard(heartbeat)
         return self.heartbeat_for(heartbeat.sender)
 
     def heard(self, heartbeat: Heartbeat) -> bool:
         """Process a peer's heartbeat, received in a call or in an answer. Returns whether this node lacks the report of it."""
-        complete = self._states.incoming(heartbeat)
+        complete = self.states.incoming(heartbeat)
         if not complete or not complete.report:
             return True
         report = complete.report
-        changes = self._membership.heard(cap_term(report, self.term), now())
+        changes = self.membership.heard(cap_term(report, self.term), now())
         self._handle_changes(changes)
         if changes or heartbeat.report or heartbeat.placement or report.term > self.term:
             self._learn(report, complete.placement)
@@ -199,8 +198,8 @@ class Agent:
     def _learn(self, report: NodeReport, offered: Placement | None) -> None:
         """Take note of what is new in a peer's heartbeat."""
         for hint in report.peers:
-            if self._book.hint_of(hint.id) is None:
-                self._book.add(hint)
+            if self.book.hint_of(hint.id) is None:
+                self.book.add(hint)
         self._step()
         sender = report.info.id
         # Only the head itself may announce its placement.
@@ -216,13 +215,13 @@ class Agent:
 
     def unreachable(self, node: str, gone_at: float | None = None) -> None:
         """Process a refused or reset connection. `gone_at`: time by which the node's process had ended, if known."""
-        self._handle_changes(self._membership.unreachable(node, now(), gone_at))
+        self._handle_changes(self.membership.unreachable(node, now(), gone_at))
         if gone_at is not None:
             self._step()
 
     def left(self, node: str, incarnation: int) -> None:
         """Process a node's goodbye."""
-        self._handle_changes(self._membership.goodbye(node, now(), incarnation))
+        self._handle_changes(self.membership.goodbye(node, now(), incarnation))
         self._step()
 
     def adopt(self, placement: Placement) -> None:
@@ -236,23 +235,28 @@ class Agent:
     def _step(self) -> None:
         present = now()
         self._term_store.retry(present)
-        local = self._local_report()
-        own = self._complete(local)
-        self._handle_changes(self._membership.heard(own, present) + self._membership.tick(present))
-        effects = self._election.tick(present, self._membership.alive(), self._membership.ended())
-        for effect in effects:
-            if isinstance(effect, PersistTerm):
-                if self._term_store.save(effect.term, present) or not self._election.is_head:
-                    continue
-                for withdrawn in self._election.withdraw():
-                    self._handle_effect(withdrawn)
-                break
-            self._handle_effect(effect)
-        self._report = self._complete(local) if effects else own
-        if self._states.renew(self._report):
+        if self.states.own is None:
+            self.membership.heard(self._report(), present)  # the election wants one of this node
+        self._handle_changes(self.membership.tick(present))
+        self._elect(present)
+        report = self._report()
+        self.membership.heard(report, present)
+        if self.states.renew(report):
             self.news.notify()
 
-    def _handle_effect(self, effect: Effect) -> None:
+    def _elect(self, present: float) -> None:
+        effects = self._election.tick(present, self.alive(), self.membership.ended())
+        for effect in effects:
+            if not isinstance(effect, PersistTerm):
+                self._log(effect)
+            elif not self._term_store.save(effect.term, present) and self._election.is_head:
+                for withdrawn in self._election.withdraw():
+                    self._log(withdrawn)
+                break
+        if effects:
+            self._notify()
+
+    def _log(self, effect: Effect) -> None:
         match effect:
             case BecameHead(term):
                 log.info("this node is head of cluster %s, term %d", self.info.cluster, term)
@@ -262,7 +266,6 @@ class Agent:
                 log.info("no longer head of term %d: %s", term, reason)
             case HeadLost(head, term):
                 log.warning("head %s of term %d is lost", self._name(head), term)
-        self._notify()
 
     def _handle_changes(self, changes: Sequence[Change]) -> None:
         for change in changes:
@@ -274,11 +277,12 @@ class Agent:
                 case Changed(node, state, reason):
                     log.info("%s is %s%s", self._name(node), state, f": {reason}" if reason else "")
                     if state in (NodeState.FAILED, NodeState.LEFT):
-                        self._book.disconnect(node)
+                        self.book.disconnect(node)
                 case Forgotten(node):
-                    self._book.forget(node)
-                    self._states.forget(node)
+                    self.book.forget(node)
+                    self.states.forget(node)
                     self.reconciliation.forget(node)
+        if changes:
             self._notify()
 
     def _notify(self) -> None:
@@ -287,33 +291,18 @@ class Agent:
         self.news.notify()
 
     def _name(self, node: str) -> str:
-        report = self._membership.report_of(node)
+        report = self.membership.report_of(node)
         return report.info.name if report else node
 
     # --- heartbeats to peers ------------------------------------------------------------------------------------------
 
-    def state_of(self, node: str) -> NodeState | None:
-        return self._membership.state_of(node)
-
     def heartbeat_for(self, node: str | None) -> Heartbeat:
         """This node's state, with the placement if the node should adopt it or, as a new head, take over rings of it."""
+        if self.states.own is None:
+            self._step()
         theirs = next((report for report in self.alive() if report.info.id == node), None)
         placement = self.placement if theirs and self._needs_placement(theirs) else None
-        if self._report is None:
-            self._report = self._complete(self._local_report())
-        return self._states.outgoing(self._report, placement, node)
-
-    def holds(self, node: str) -> int:
-        """Digest of the report that this node has of another one; 0 for none."""
-        return self._states.digest_of(node)
-
-    def silent_s(self, node: str) -> float:
-        """Seconds since a node was heard; inf if it never was."""
-        return self._membership.silent_s(node, now())
-
-    def lacks_news(self, node: str) -> bool:
-        """Whether a node has to be told something at once."""
-        return self._states.lacks_news(node)
+        return self.states.outgoing(placement, node)
 
     def _needs_placement(self, theirs: NodeReport) -> bool:
         is_current = self.placement.fence.term == self.term
@@ -322,16 +311,16 @@ class Agent:
             return is_newer and not self.reconciliation.rings_of(theirs, self.view(), now())
         return self.head == theirs.info.id and not is_current
 
-    def _complete(self, local: NodeReport) -> NodeReport:
-        """This node's report, of the part that other parts of the node know and the agent's own."""
-        hints = (self._book.hint_of(report.info.id) for report in self.alive())
+    def _report(self) -> NodeReport:
+        """This node's: the part that other parts of the node know, and the agent's own."""
+        hints = (self.book.hint_of(report.info.id) for report in self.alive())
         return replace(
-            local,
+            self._local_report(),
             term=self.term,
             head=self.head,
             fence=self.placement.fence,
             draining=self.draining,
-            paths=self._book.paths_to_peers(),
+            paths=self.book.paths_to_peers(),
             peers=tuple(hint for hint in hints if hint),
             lag_s=round(20 * self.lag_s) / 20,  # in steps, so that a report seldom changes
             disk_error=self._term_store.error,

@@ -18,7 +18,6 @@ from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
 from node.core.errors import ModelBusy, ModelNotFound, NodeNotFound, NotReady, PeerUnavailable, PippinError
 from node.core.node_names import node_named
 from node.core.views import NodeState
-from node.members.address_book import AddressBook
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,6 @@ class Commands:
         self,
         agent: Agent,
         head: Head,
-        book: AddressBook,
         client: RpcClient,
         allowlist: Allowlist,
         model_named: Callable[[str], Awaitable[str]],
@@ -46,7 +44,6 @@ class Commands:
         """
         self._agent = agent
         self._head = head
-        self._book = book
         self._client = client
         self._allowlist = allowlist
         self._model_named = model_named
@@ -66,7 +63,7 @@ class Commands:
         head = await self._agent.elected()
         if head == self._agent.info.id:
             await self.decide(command)
-        elif address := self._book.address_of(head):
+        elif address := self._agent.book.address_of(head):
             await self._client.command(address, command)
         else:
             raise NotReady(
@@ -110,7 +107,7 @@ class Commands:
         try:
             if node == self._agent.info.id:
                 self._free(model)
-            elif address := self._book.address_of(node):
+            elif address := self._agent.book.address_of(node):
                 await self._client.release(address, model)
         except PippinError as error:
             log.warning("node %s was not told to release %s: %s", node, model, error)
@@ -132,7 +129,7 @@ class Commands:
             self._head.check_drain(node)
         if node == self._agent.info.id:
             self.set_draining(node, draining=draining)
-        elif address := self._book.address_of(node):
+        elif address := self._agent.book.address_of(node):
             await self._client.set_draining(address, node, draining=draining)
         try:
             async with asyncio.timeout(APPLIED_S):

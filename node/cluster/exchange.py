@@ -10,7 +10,7 @@ from node.core.clock import now
 from node.core.errors import PeerTimeout, PippinError
 from node.core.nodes import Address, PeerHint
 from node.core.retried import Retried
-from node.members.address_book import AddressBook, address_at
+from node.members.address_book import address_at
 from node.members.happy_eyeballs import happy_eyeballs
 from node.members.membership import ANSWER_S
 from node.rpc.client import RpcClient
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 class Exchange:
     hint: PeerHint
     agent: Agent
-    book: AddressBook
     client: RpcClient
     tried: Retried
     """Shared by all exchanges with the node."""
@@ -32,7 +31,7 @@ class Exchange:
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Try all addresses within the time after which silence means failure. `group` outlives the exchange."""
-        best = self.book.paths.best(self.hint.id, now())
+        best = self.agent.book.paths.best(self.hint.id, now())
         addresses = dict.fromkeys((*([best.address] if best else []), *self.hint.addresses))
         if await happy_eyeballs([partial(self._call, address) for address in addresses], group):
             return
@@ -52,7 +51,7 @@ class Exchange:
             except PippinError as error:
                 log.debug("heartbeat to %s: %s", peer, error)
                 self.refused |= not isinstance(error, PeerTimeout)
-                if self.book.paths.failed(node, address) and self.answered:
+                if self.agent.book.paths.failed(node, address) and self.answered:
                     self.client.drop(peer)  # so that what waits there, such as a ring's frames, takes a path that works
                 return False
             return True
@@ -68,7 +67,7 @@ class Exchange:
             if answer.sender != self.hint.id:
                 return False
             self.answered = True
-            if left and answer.report and self.agent.holds(self.hint.id) != sent.held:
+            if left and answer.report and self.agent.states.digest_of(self.hint.id) != sent.held:
                 continue
             try:
                 lacking = self.agent.heard(answer)

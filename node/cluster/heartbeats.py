@@ -15,7 +15,6 @@ from node.cluster.turns import Turns
 from node.core.clock import in_step, in_step_before, now
 from node.core.retried import Retried
 from node.core.views import NodeState
-from node.members.address_book import AddressBook
 from node.members.membership import ANSWER_S, GONE_S
 from node.rpc.client import RpcClient
 
@@ -35,12 +34,12 @@ cost of adverts of nodes that do not exist.
 
 
 class Heartbeats:
-    def __init__(self, agent: Agent, book: AddressBook, client: RpcClient) -> None:
+    def __init__(self, agent: Agent, client: RpcClient) -> None:
         self._agent = agent
-        self._book = book
+        self._book = agent.book
         self._client = client
-        self._probes = Probes(agent, book, client)
-        self.seeking = Seeking(agent, book, client)
+        self._probes = Probes(agent, client)
+        self.seeking = Seeking(agent, client)
         self._turns = Turns(UNHEARD_AT_ONCE, UNHEARD_INTERVAL_S)
         """Of attempts to reach nodes that were never heard."""
         self._lost: set[str] = set()
@@ -61,9 +60,7 @@ class Heartbeats:
         """Say goodbye to all nodes, so that none has to wait for this one to fail. A head stops deciding."""
         self._agent.leaving = True
         info = self._agent.info
-        nodes = [report.info.id for report in self._agent.alive()]
-        addresses = [address for node in nodes if (address := self._book.address_of(node))]
-        calls = [self._client.leave(peer, info.id, info.incarnation, ANSWER_S) for peer in addresses]
+        calls = [self._client.leave(peer, info.id, info.incarnation, ANSWER_S) for peer in self._agent.others()]
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException):
                 log.debug("goodbye: %s", answer)
@@ -78,15 +75,16 @@ class Heartbeats:
     async def _exchange_all(self, node: str, group: asyncio.TaskGroup) -> None:
         """Exchange heartbeats as long as the node is in the address book."""
         agent, tried = self._agent, Retried(f"The exchange with node {node} failed")
+        state_of = agent.membership.state_of
         while hint := self._book.hint_of(node):
-            unheard = agent.state_of(node) is None
+            unheard = state_of(node) is None
             if unheard:
                 await self._turns.take()
             news = agent.news.count
             self._lost.discard(node)
-            if not unheard or agent.state_of(node) is None:  # else it called meanwhile
-                await Exchange(hint, agent, self._book, self._client, tried).run(group)
-            state = agent.state_of(node)
+            if not unheard or state_of(node) is None:  # else it called meanwhile
+                await Exchange(hint, agent, self._client, tried).run(group)
+            state = state_of(node)
             if unheard and state is not None:
                 self._turns.give_back()
             if state is NodeState.SUSPECT:
@@ -104,13 +102,13 @@ class Heartbeats:
         """
         agent, again_at = self._agent, now() + HEARTBEAT_S
         interval_s = HEARTBEAT_S * (1 if agent.info.id < node else PATIENCE)
-        answered = agent.silent_s(node) < interval_s
+        answered = agent.membership.silent_s(node, now()) < interval_s
         while True:
-            lacks_news = agent.lacks_news(node)
+            lacks_news = agent.states.lacks_news(node)
             if node in self._lost or (lacks_news and told != agent.news.count):
                 return
             told = agent.news.count
-            left = interval_s - agent.silent_s(node) if answered else again_at - now()
+            left = interval_s - agent.membership.silent_s(node, now()) if answered else again_at - now()
             left = in_step_before(min(left, again_at - now()) if lacks_news else left)
             if left <= 0:
                 return
@@ -119,14 +117,14 @@ class Heartbeats:
     async def _until_back(self, node: str) -> None:
         """Wait GONE_S, or until the node calls this one."""
         end = now() + GONE_S
-        while (left := end - now()) > 0 and self._agent.state_of(node) is not NodeState.ALIVE:
+        while (left := end - now()) > 0 and self._agent.membership.state_of(node) is not NodeState.ALIVE:
             await self._agent.news.wait(left)
 
     async def _notice_loss(self, node: str) -> None:
         """Send a heartbeat at once when the connection is lost: a process that dies takes its connections with it."""
         watched = Retried(f"The connection to node {node} could not be watched")
         while peer := self._book.address_of(node):
-            if self._agent.state_of(node) is NodeState.ALIVE:
+            if self._agent.membership.state_of(node) is NodeState.ALIVE:
                 with watched:
                     await self._client.disconnected(peer)
                     self._lost.add(node)

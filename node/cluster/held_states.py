@@ -27,30 +27,30 @@ class HeldStates:
         """Last report of each peer, with its digest."""
         self._ours: dict[str, int] = {}
         """Digest of this node's report that each peer said it has."""
-        self._own: NodeReport | None = None
+        self.own: NodeReport | None = None
+        """This node's, as of its last change or tick."""
         self._own_digest = 0
         self._recent: dict[int, None] = {}
         """Digests of this node's last reports that have its news: peers with one of them need not be told at once."""
 
     def renew(self, report: NodeReport) -> bool:
         """Set this node's report. Returns whether it has news, which the peers have to be told at once."""
-        if self._own == report:
+        if self.own == report:
             return False
-        is_news = self._own is None or _news(report) != _news(self._own)
+        is_news = self.own is None or _news(report) != _news(self.own)
         text = repr(report).encode(errors="surrogatepass")
-        self._own, self._own_digest = report, int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1
+        self.own, self._own_digest = report, int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1
         if is_news:
             self._recent.clear()
         _keep(self._recent, self._own_digest, None, RECENT)
         return is_news
 
-    def outgoing(self, report: NodeReport, placement: Placement | None, to: str | None) -> Heartbeat:
-        """This node's heartbeat for a peer. With its report, if the peer lacks that or is not known."""
-        self.renew(report)
+    def outgoing(self, placement: Placement | None, to: str | None) -> Heartbeat:
+        """This node's heartbeat for a peer, once it has a report. With that, if the peer lacks it or is not known."""
         digest, held = self._own_digest, self.digest_of(to or "")
-        if to and self._ours.get(to) == digest:
-            return Heartbeat(None, placement, report.info.id, digest, held)
-        return Heartbeat(report, placement, "", digest, held)
+        if self.own and to and self._ours.get(to) == digest:
+            return Heartbeat(None, placement, self.own.info.id, digest, held)
+        return Heartbeat(self.own, placement, "", digest, held)
 
     def incoming(self, heartbeat: Heartbeat) -> Heartbeat | None:
         """A peer's heartbeat with its report; None if this node lacks the report."""

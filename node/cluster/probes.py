@@ -13,7 +13,7 @@ from node.core.reports import NodeReport, StageState
 from node.core.retried import Retried
 from node.core.views import PRESENT
 from node.host.interfaces import interface_towards
-from node.members.address_book import AddressBook, address_at
+from node.members.address_book import address_at
 from node.members.membership import ANSWER_S
 from node.rpc.client import RpcClient
 
@@ -28,9 +28,9 @@ is in use, and tried in vain if it is not.
 
 
 class Probes:
-    def __init__(self, agent: Agent, book: AddressBook, client: RpcClient) -> None:
+    def __init__(self, agent: Agent, client: RpcClient) -> None:
         self._agent = agent
-        self._book = book
+        self._book = agent.book
         self._client = client
         self._measuring = asyncio.Lock()
         """Held by the measurement of a bandwidth: two at once would share this node's cable."""
@@ -41,13 +41,13 @@ class Probes:
         Runs beside the heartbeats, which must not wait for an address that does not answer.
         """
         probes = Retried(f"The measurement of the paths to node {node} failed")
-        while self._agent.state_of(node) is None:
+        while self._agent.membership.state_of(node) is None:
             await self._agent.news.wait()
         seen: object = None
         due_at = -math.inf
         while hint := self._book.hint_of(node):
             best = self._book.paths.best(node, now())
-            found = hint, best and best.address, self._agent.state_of(node) in PRESENT
+            found = hint, best and best.address, self._agent.membership.state_of(node) in PRESENT
             with probes:
                 if found != seen or now() >= due_at:
                     seen, due_at = found, now() + PROBE_S

@@ -13,7 +13,6 @@ from node.core.nodes import Address, Memory, NodeInfo, PeerHint
 from node.core.reports import Heartbeat, NodeReport
 from node.core.views import NodeState, PeerView
 from node.host.interfaces import with_zone_name
-from node.members.address_book import AddressBook
 from node.members.membership import ANSWER_S, GONE_S
 from node.rpc.client import RpcClient
 
@@ -21,9 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Seeking:
-    def __init__(self, agent: Agent, book: AddressBook, client: RpcClient) -> None:
+    def __init__(self, agent: Agent, client: RpcClient) -> None:
         self._agent = agent
-        self._book = book
         self._client = client
         self._refused: dict[str, PeerView] = {}
         """Nodes with another secret, by the address that the user gave."""
@@ -37,7 +35,7 @@ class Seeking:
         told: set[str] = set()
         found = ""
         while True:
-            if not found or self._agent.state_of(found) is not NodeState.ALIVE:
+            if not found or self._agent.membership.state_of(found) is not NodeState.ALIVE:
                 try:
                     address, answer = await self._call_any(host, port)
                 except PippinError as error:
@@ -49,8 +47,8 @@ class Seeking:
                     told.clear()
                     self._refused.pop(join_host_port(host, port), None)
                     info = answer.report.info if answer.report else None
-                    if info and info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
-                        self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
+                    if info and info.cluster == self._agent.info.cluster and info.id not in self._agent.book.entries:
+                        self._agent.book.add(PeerHint(info.id, info.addresses, port), reached=address)
                     found = answer.sender
             await asyncio.sleep(in_step(GONE_S))
 
@@ -72,7 +70,7 @@ class Seeking:
         failure: PippinError = PeerUnavailable(f"{host} has no address.")
         for address in await _addresses_of(host):
             try:
-                if not self._book.anywhere and not is_local_address(address):
+                if not self._agent.book.anywhere and not is_local_address(address):
                     raise NotAdmitted(
                         f"Without a secret, only private and link-local addresses are called, not {address}.",
                         hint="Start all nodes with one --secret-file.",

@@ -7,16 +7,14 @@ from node.cluster.agent import Agent
 from node.core.clock import now
 from node.core.nodes import Advert
 from node.core.views import NodeState
-from node.members.address_book import AddressBook
 
 PATIENCE_S = 10.0
 """A node that advertises itself is called within a second or two."""
 
 
 class Unreached:
-    def __init__(self, agent: Agent, book: AddressBook, adverts: Callable[[], Sequence[Advert]]) -> None:
+    def __init__(self, agent: Agent, adverts: Callable[[], Sequence[Advert]]) -> None:
         self._agent = agent
-        self._book = book
         self._adverts = adverts
         self._heard: set[tuple[str, int]] = set()
         """Id and port of the nodes that were heard: if one is gone, its advert stays for an hour."""
@@ -30,10 +28,10 @@ class Unreached:
         one_way = [
             key
             for key in adverts
-            if states.get(key[0]) is NodeState.ALIVE and self._book.paths.best(key[0], now()) is None
+            if states.get(key[0]) is NodeState.ALIVE and self._agent.book.paths.best(key[0], now()) is None
         ]
         return tuple(
             replace(adverts[key], hint=hint)
             for key in (*never, *one_way)
-            if (hint := self._book.hint_of(key[0])) and adverts[key].since <= now() - PATIENCE_S
+            if (hint := self._agent.book.hint_of(key[0])) and adverts[key].since <= now() - PATIENCE_S
         )

@@ -56,18 +56,18 @@ class Network:
             started_at=time.time_ns() // 1_000_000,
             system=system_name(),
         )
-        self.book = AddressBook(info.id, self.client, interfaces, anywhere=self.has_secret)
+        book = AddressBook(info.id, self.client, interfaces, anywhere=self.has_secret)
         self.agent = Agent(
-            info, data.identity.term, self.book, local_report, data.save_term, fail_after_s=options.fail_after
+            info, data.identity.term, book, local_report, data.save_term, fail_after_s=options.fail_after
         )
-        self.heartbeats = Heartbeats(self.agent, self.book, self.client)
+        self.heartbeats = Heartbeats(self.agent, self.client)
         self.discovery = Discovery(
             info,
             multicast_addresses(interfaces),
-            self.book.add_advert,
+            book.add_advert,
             fingerprint=security.fingerprint if security else "",
         )
-        self.unreached = Unreached(self.agent, self.book, lambda: self.discovery.adverts)
+        self.unreached = Unreached(self.agent, lambda: self.discovery.adverts)
 
     def interfaces(self) -> tuple[Interface, ...]:
         """This machine's, as they are now."""

@@ -44,10 +44,10 @@ class Serving:
         """`usable`: bytes of memory for models. `recent`: the log of this process."""
         self._agent = network.agent
         self._models = models
-        agent, book, client = network.agent, network.book, network.client
+        agent, client = network.agent, network.client
         self.rings = Rings(
             agent,
-            book,
+            agent.book,
             compute,
             client,
             models.files.of_shard,
@@ -69,12 +69,12 @@ class Serving:
         )
         catalogue, small_files, grammars = models.catalogue, models.files.of_tokenizer, models.grammars
         names, allowlist = ModelNames(agent, catalogue, pools.files), Allowlist(agent, options.allow_models)
-        self.commands = Commands(agent, self.head, book, client, allowlist, names.id_of, self._release)
-        router = Router(agent, book, self.rings, client, self.head.want)
+        self.commands = Commands(agent, self.head, client, allowlist, names.id_of, self._release)
+        router = Router(agent, self.rings, client, self.head.want)
         is_loopback = bool(options.host) and ip_address(options.host).is_loopback
         self.gateway = Gateway(
-            ModelIndex(agent, book, catalogue, names, allowlist, small_files, pools.files, int(time.time())),
-            OpenModels(agent, book, names, allowlist, router, small_files, sandboxes, pools),
+            ModelIndex(agent, catalogue, names, allowlist, small_files, pools.files, int(time.time())),
+            OpenModels(agent, names, allowlist, router, small_files, sandboxes, pools),
             router,
             grammars,
             self.commands,
@@ -84,7 +84,7 @@ class Serving:
                 open_cluster=not network.has_secret and not is_loopback,
                 other_secret=network.other_secret,
             ),
-            Peers(agent, book, client, recent),
+            Peers(agent, client, recent),
         )
         self.app = create_app(
             self.gateway,

@@ -15,7 +15,6 @@ from node.core.pool import Pool
 from node.engine.architectures import WITHOUT_EMBEDDINGS
 from node.engine.plan import max_context
 from node.gateway.model_names import ModelNames
-from node.members.address_book import AddressBook
 from node.model.catalogue import Catalogue
 from node.model.config import read_config, read_sampling, read_template
 from node.model.short_names import SHORT_NAMES, untagged
@@ -28,7 +27,6 @@ class ModelIndex:
     def __init__(
         self,
         agent: Agent,
-        book: AddressBook,
         catalogue: Catalogue,
         names: ModelNames,
         allowlist: Allowlist,
@@ -38,7 +36,6 @@ class ModelIndex:
     ) -> None:
         """`files`: threads that read files. `started_at`: Unix seconds, for models of which no file is here."""
         self._agent = agent
-        self._book = book
         self._catalogue = catalogue
         self._names = names
         self._allowlist = allowlist
@@ -88,7 +85,7 @@ class ModelIndex:
         if entry is None or model is None:
             raise ModelNotFound(f"There is no model {name[:MAX_NAME_CHARS]!r} here.", param="model")
         holders = [report.info.id for report in self._agent.alive() if model in (held.id for held in report.models)]
-        addresses = [address for node in holders if (address := self._book.address_of(node))]
+        addresses = [address for node in holders if (address := self._agent.book.address_of(node))]
         directory = await self._small_files(HeldModel(model, entry.revision), next(iter(addresses), None))
         config = await self._files.run(read_config, directory)
         template = await self._files.run(read_template, directory, self._catalogue.layouts.parser)

@@ -44,7 +44,7 @@ class ModelNames:
         model = await self._files.run(self._catalogue.find, self._without_alias(name), self.held())
         agent, deadline = self._agent, now() + TELL_S
         agent.touch()
-        while agent.head not in ("", agent.info.id) and agent.lacks_news(agent.head) and now() < deadline:
+        while agent.head not in ("", agent.info.id) and agent.states.lacks_news(agent.head) and now() < deadline:
             await agent.changed.wait(LOOK_S)
         return model
 

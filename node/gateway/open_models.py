@@ -14,7 +14,6 @@ from node.core.rings import Ring
 from node.gateway.model_index import TokenizerFiles
 from node.gateway.model_names import ModelNames
 from node.gateway.router import OPEN_WAIT_S, Router
-from node.members.address_book import AddressBook
 from node.model.config import read_sampling
 from node.text.sandbox import SandboxServer
 from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder, TokenizerProcesses
@@ -34,7 +33,6 @@ class OpenModels:
     def __init__(
         self,
         agent: Agent,
-        book: AddressBook,
         names: ModelNames,
         allowlist: Allowlist,
         router: Router,
@@ -43,7 +41,6 @@ class OpenModels:
         pools: Pools,
     ) -> None:
         self._agent = agent
-        self._book = book
         self._names = names
         self._allowlist = allowlist
         self._router = router
@@ -91,7 +88,7 @@ class OpenModels:
 
     async def _replace(self, ring: Ring) -> _Opened:
         """Make the processes of a ring's model. Close those of its other revision, and of models without a ring."""
-        address = self._book.address_of(ring.driver)
+        address = self._agent.book.address_of(ring.driver)
         directory = await self._tokenizer_files(ring.version.files, address)
         served = {each.model for each in self._agent.placement.rings}
         for unused in [model for model in self._open if model == ring.model or model not in served]:

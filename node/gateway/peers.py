@@ -10,7 +10,6 @@ from node.core.node_names import node_named
 from node.core.nodes import Address
 from node.core.response_ids import Ask, keeper_of, new_response_id
 from node.core.views import PRESENT
-from node.members.address_book import AddressBook
 from node.rpc.client import RpcClient
 
 MAX_FETCHES = 4
@@ -18,10 +17,9 @@ MAX_FETCHES = 4
 
 
 class Peers:
-    def __init__(self, agent: Agent, book: AddressBook, client: RpcClient, recent: RecentLines) -> None:
+    def __init__(self, agent: Agent, client: RpcClient, recent: RecentLines) -> None:
         """`recent`: the log of this node."""
         self._agent = agent
-        self._book = book
         self._client = client
         self._recent = recent
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
@@ -63,6 +61,6 @@ class Peers:
             return await self._client.response(address, ask, response_id)
 
     def _address(self, node: str, name: str) -> Address:
-        if address := self._book.address_of(node):
+        if address := self._agent.book.address_of(node):
             return address
         raise PeerUnavailable(f"This node does not reach {name}.", hint="`cluster status` says why.")

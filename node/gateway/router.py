@@ -28,7 +28,6 @@ from node.core.nodes import Address
 from node.core.rings import Ring
 from node.core.views import NodeState
 from node.gateway.balancer import Balancer
-from node.members.address_book import AddressBook
 from node.ring.lifecycle import Rings
 from node.rpc.client import RpcClient
 
@@ -72,14 +71,12 @@ class Router:
     def __init__(
         self,
         agent: Agent,
-        book: AddressBook,
         rings: Rings,
         client: RpcClient,
         want_here: Callable[[str], Awaitable[None]],
     ) -> None:
         """`want_here` asks this node's own head, which refuses when another node is the cluster's head."""
         self._agent = agent
-        self._book = book
         self._rings = rings
         self._client = client
         self._want_here = want_here
@@ -129,7 +126,7 @@ class Router:
         return self._client.generate(self._driver_address(ring), ring.id, request)
 
     def _driver_address(self, ring: Ring) -> Address:
-        address = self._book.address_of(ring.driver)
+        address = self._agent.book.address_of(ring.driver)
         if address is None:
             raise PeerUnavailable(f"No address of the driver {ring.driver} is known.")
         return address
@@ -224,7 +221,7 @@ class Router:
         try:
             if head == self._agent.info.id:
                 await self._want_here(model)
-            elif address := self._book.address_of(head):
+            elif address := self._agent.book.address_of(head):
                 await self._client.want(address, model)
         except (PeerUnavailable, NotReady) as error:
             log.info("the head could not be asked for %s: %s", model, error)

@@ -93,10 +93,10 @@ class ScriptedPeers(Peers):
         view = SimpleNamespace(
             peers=[SimpleNamespace(report=SimpleNamespace(info=info), state=NodeState.ALIVE) for info in infos]
         )
-        agent: Any = SimpleNamespace(info=infos[0], view=lambda: view)
-        book: Any = SimpleNamespace(address_of=lambda node: node[0])
+        book = SimpleNamespace(address_of=lambda node: node[0])
+        agent: Any = SimpleNamespace(info=infos[0], view=lambda: view, book=book)
         client: Any = SimpleNamespace(response=response)
-        super().__init__(agent, book, client, backend.recent)
+        super().__init__(agent, client, backend.recent)
         self.log = backend.log  # type: ignore[method-assign]
 
 

@@ -88,8 +88,8 @@ async def test_the_gateway_opens_nothing_else() -> None:
     here, nothing = agent(), cast("Any", None)
     here.view = lambda: SimpleNamespace(placement=Placement(), peers=(), head="me")
     names: Any = ModelNames(here, CATALOGUE, nothing)
-    router = Router(here, nothing, nothing, nothing, want)
-    opened = OpenModels(here, nothing, names, Allowlist(here, ["mlx-community/*"]), router, nothing, nothing, nothing)
+    router = Router(here, nothing, nothing, want)
+    opened = OpenModels(here, names, Allowlist(here, ["mlx-community/*"]), router, nothing, nothing, nothing)
     with pytest.raises(ModelNotAllowed, match="mini-1"):
         await opened.open("org/held", "a")
     assert asked == []
@@ -106,5 +106,5 @@ def test_only_what_may_be_used_is_listed() -> None:
     ):
         here, nothing = agent(), cast("Any", None)
         names, allowlist = ModelNames(here, CATALOGUE, nothing), Allowlist(here, patterns)
-        models = ModelIndex(here, nothing, CATALOGUE, names, allowlist, nothing, nothing, 1)
+        models = ModelIndex(here, CATALOGUE, names, allowlist, nothing, nothing, 1)
         assert {model.id for model in models.entries()} == listed

@@ -26,7 +26,7 @@ async def test_an_idle_model_that_cannot_be_unloaded_any_more_is_no_failure(erro
     head: Any = SimpleNamespace(idle=lambda _: ["a", "b", "c"] if not asked else [], unload=unload)
     agent: Any = SimpleNamespace(alive=list)
     nothing: Any = None
-    running = asyncio.create_task(Commands(agent, head, *[nothing] * 5).unload_idle(0.01))
+    running = asyncio.create_task(Commands(agent, head, *[nothing] * 4).unload_idle(0.01))
     reached = asyncio.create_task(all_asked.wait())
     await asyncio.wait([running, reached], return_when=asyncio.FIRST_COMPLETED, timeout=10)
     assert reached.done()

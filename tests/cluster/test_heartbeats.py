@@ -79,7 +79,7 @@ def book(client=None, *, interfaces=(ETHERNET,), anywhere=False):
     return AddressBook("me", client or Client(), interfaces, anywhere=anywhere)
 
 
-def agent(**more):
+def agent(*, state_of=lambda _: NodeState.ALIVE, **more):
     """In place of an Agent; by default all nodes are alive, and due after HEARTBEAT_S or news."""
     news, told = Signal(), {}
 
@@ -91,12 +91,10 @@ def agent(**more):
         "info": report("me").info,
         "news": news,
         "heartbeat_for": heartbeat_for,
-        "holds": lambda _: 0,
-        "lacks_news": lambda node: told[node][0] != news.count,
-        "silent_s": lambda node: now() - told[node][1],
+        "states": SimpleNamespace(digest_of=lambda _: 0, lacks_news=lambda node: told[node][0] != news.count),
+        "membership": SimpleNamespace(state_of=state_of, silent_s=lambda node, at: at - told[node][1]),
         "heard": lambda _: None,
         "unreachable": lambda _, gone_at=None: None,
-        "state_of": lambda _: NodeState.ALIVE,
         "alive": lambda: (report("me"),),
     }
     return SimpleNamespace(**(usual | more))
@@ -104,7 +102,9 @@ def agent(**more):
 
 @contextlib.asynccontextmanager
 async def running(known, *peers, own=None):
-    task = asyncio.create_task(Heartbeats(own or agent(), known, known._client).run(peers))
+    own = own or agent()
+    own.book = known
+    task = asyncio.create_task(Heartbeats(own, known._client).run(peers))
     try:
         yield task
     finally:

@@ -16,11 +16,16 @@ def report(node: str, term: int = 0) -> NodeReport:
     return NodeReport(NodeInfo(node, 1, node, "home", "1", 1, (), 1, 2), Memory(1, 1), term=term)
 
 
+def outgoing(states: HeldStates, report: NodeReport, to: str | None) -> Heartbeat:
+    states.renew(report)
+    return states.outgoing(None, to)
+
+
 def exchange(a: HeldStates, b: HeldStates, of_a: NodeReport, of_b: NodeReport) -> tuple[Heartbeat, Heartbeat]:
     """A call of node a at node b, and the answer."""
-    asked = a.outgoing(of_a, None, "b")
+    asked = outgoing(a, of_a, "b")
     b.incoming(asked)
-    answer = b.outgoing(of_b, None, "a")
+    answer = outgoing(b, of_b, "a")
     a.incoming(answer)
     return asked, answer
 
@@ -46,9 +51,9 @@ def test_a_node_that_forgot_all_gets_all():
     a, b = HeldStates(), HeldStates()
     exchange(a, b, report("a"), report("b"))
     b = HeldStates()
-    asked = a.outgoing(report("a"), None, "b")
+    asked = outgoing(a, report("a"), "b")
     assert b.incoming(asked) is None
-    answer = b.outgoing(report("b", 7), None, "a")
+    answer = outgoing(b, report("b", 7), "a")
     assert answer.held != asked.digest
     assert a.incoming(answer) == answer
     asked, _ = exchange(a, b, report("a"), report("b", 7))
@@ -57,7 +62,7 @@ def test_a_node_that_forgot_all_gets_all():
 
 def test_an_unknown_receiver_gets_the_whole_report_and_keeps_none():
     a = HeldStates()
-    assert a.outgoing(report("a"), None, None).report
+    assert outgoing(a, report("a"), None).report
     assert a.incoming(Heartbeat(report("old"))) == Heartbeat(report("old"))
     assert a.incoming(Heartbeat(node="old")) is None, "a report without a digest is not kept"
 
@@ -74,7 +79,7 @@ def test_after_lost_late_and_doubled_messages_one_call_and_a_repetition_bring_bo
             case "change":
                 reports[node] = report(node, rng.randrange(4))
             case "send":
-                on_the_way.append((other, states[node].outgoing(reports[node], None, other)))
+                on_the_way.append((other, outgoing(states[node], reports[node], other)))
             case "restart" if rng.random() < 0.2:
                 states[node] = HeldStates()
             case kind if on_the_way:
@@ -95,11 +100,11 @@ def test_news_is_lacked_until_the_other_says_that_it_has_it():
     assert not a.lacks_news("b")
     assert a.renew(report("a", 1))
     assert a.lacks_news("b")
-    asked = a.outgoing(report("a", 1), None, "b")
+    asked = outgoing(a, report("a", 1), "b")
     assert a.lacks_news("b"), "it may be lost"
     b.incoming(asked)
     assert not a.renew(replace(report("a", 1), lag_s=0.5)), "a measurement"
-    a.incoming(b.outgoing(report("b"), None, "a"))
+    a.incoming(outgoing(b, report("b"), "a"))
     assert not a.lacks_news("b")
     assert a.lacks_news("c")
 
@@ -131,6 +136,6 @@ def test_what_strangers_say_is_kept_within_bounds():
     a = HeldStates()
     for number in range(2 * MAX_NODES):
         a.incoming(Heartbeat(report(f"x{number}"), digest=1))
-        a.outgoing(replace(report("a"), lag_s=number), None, None)
+        outgoing(a, replace(report("a"), lag_s=number), None)
     assert len(a._theirs) == len(a._ours) == MAX_NODES
     assert len(a._recent) == RECENT

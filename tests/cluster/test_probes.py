@@ -72,11 +72,12 @@ async def rounds():
 async def test_each_path_in_use_is_measured_one_after_the_other_and_only_while_all_is_quiet(monkeypatch):
     monkeypatch.setattr("node.cluster.probes.LOOK_S", 0.0)
     client, nodes = Client(), [report(traffic=(RingTraffic("r", running=1),))]
-    agent = SimpleNamespace(news=Signal(), state_of=lambda _: NodeState.ALIVE, alive=lambda: tuple(nodes))
     book = AddressBook("me", client, (ETHERNET,), anywhere=False)
+    membership = SimpleNamespace(state_of=lambda _: NodeState.ALIVE)
+    agent = SimpleNamespace(news=Signal(), book=book, membership=membership, alive=lambda: tuple(nodes))
     for name, last in (("a", 5), ("b", 6)):
         book.add(PeerHint(name, (f"192.168.1.{last}",), 7001))
-    probes = Probes(agent, book, client)
+    probes = Probes(agent, client)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         tasks = [group.create_task(probes.run(name)) for name in "ab"]
         await rounds()

@@ -31,7 +31,7 @@ class Site:
         self.book = AddressBook("a", nobody, (Interface("en0", "ethernet", ("10.0.0.97",)),), anywhere=False)  # type: ignore[arg-type]
         self.agent = Agent(info("a"), 0, self.book, lambda: NodeReport(info("a"), Memory(1, 1)), lambda _: None)
         self.adverts: list[Advert] = []
-        self.unreached = Unreached(self.agent, self.book, lambda: self.adverts)
+        self.unreached = Unreached(self.agent, lambda: self.adverts)
 
     def advertise(self, node: str, age_s: float = PATIENCE_S) -> None:
         self.book.add_advert(hint(node))
@@ -62,7 +62,7 @@ async def test_a_node_that_was_never_heard_is_unreached_after_a_while(site: Site
 async def test_a_node_that_calls_but_cannot_be_called_is_unreached(site: Site) -> None:
     site.advertise("b")
     site.hear("b")
-    assert site.agent.state_of("b") is NodeState.ALIVE
+    assert site.agent.membership.state_of("b") is NodeState.ALIVE
     assert site.found == ["b"]
     site.book.paths.observe("b", "10.0.0.98", 0.4, now())
     assert site.found == []
@@ -73,9 +73,9 @@ async def test_the_advert_of_a_node_that_has_ended_says_nothing(site: Site) -> N
     site.advertise("b")
     site.hear("b")
     site.agent.left("b", 1)
-    assert site.agent.state_of("b") is NodeState.LEFT
+    assert site.agent.membership.state_of("b") is NodeState.LEFT
     assert site.found == []
-    site.agent._membership._peers.clear()
+    site.agent.membership._peers.clear()
     assert site.found == []
     site.adverts = [replace(site.adverts[0], hint=replace(hint("b"), grpc_port=7009))]
     assert site.found == ["b"], "a process that was never heard"

@@ -32,7 +32,8 @@ def agent():
     peer = PeerView(NodeReport(NodeInfo("n1", 1, "n1", "home", "1", 1, (), 1, 2), Memory(1, 1)), NodeState.ALIVE)
     view = ClusterView("n1", 1, "n1", (peer,), Placement())
     placed = Placement(rings=(ring("a"), ring("b")))
-    return SimpleNamespace(placement=placed, info=SimpleNamespace(id="n1", name="n1"), view=lambda: view)
+    book = SimpleNamespace(address_of=lambda node: None)
+    return SimpleNamespace(placement=placed, info=SimpleNamespace(id="n1", name="n1"), view=lambda: view, book=book)
 
 
 @pytest.fixture
@@ -40,8 +41,7 @@ async def opened(agent, sandbox_server):
     async def files(model, peer):
         return DEMO
 
-    book = SimpleNamespace(address_of=lambda node: None)
-    opened = OpenModels(agent, book, None, None, None, files, sandbox_server, Pools())
+    opened = OpenModels(agent, None, None, None, files, sandbox_server, Pools())
     yield opened
     await opened.close()
 
@@ -156,7 +156,7 @@ async def test_health_names_the_warnings_that_are_problems(agent, sandbox_server
 
 async def test_the_log_of_this_node_and_of_others(agent):
     recent = RecentLines()
-    peers = Peers(agent, None, None, recent)
+    peers = Peers(agent, None, recent)
     recent.write("one\ntwo\n")
     for name in ("", "n1"):
         assert [part async for part in peers.log(name, 1, follow=False)] == [["two"]]

@@ -24,18 +24,16 @@ def index(
 ) -> ModelIndex:
     """The index of a cluster of one node, which holds these models."""
     report = SimpleNamespace(info=SimpleNamespace(id="n1"), models=models, aliases=aliases, presets=())
-    agent: Any = SimpleNamespace(placement=placement, info=report.info, alive=lambda: [report])
+    book = SimpleNamespace(address_of=lambda node: None)
+    agent: Any = SimpleNamespace(placement=placement, info=report.info, alive=lambda: [report], book=book)
     catalogue = Catalogue(tmp_path, (), tmp_path, tmp_path)
-    book: Any = SimpleNamespace(address_of=lambda node: None)
     allowlist: Any = SimpleNamespace(filter=list)
 
     async def small_files(model, peer):
         assert model in models
         return DEMO
 
-    return ModelIndex(
-        agent, book, catalogue, ModelNames(agent, catalogue, None), allowlist, small_files, Pools().files, 5
-    )
+    return ModelIndex(agent, catalogue, ModelNames(agent, catalogue, None), allowlist, small_files, Pools().files, 5)
 
 
 async def test_a_model_is_described_by_its_small_files(tmp_path):

@@ -20,7 +20,7 @@ async def test_a_refusal_says_how_far_the_load_is() -> None:
     info = NodeInfo("id-a", 1, "mini-1", "home", "0.1.0", 1, ("10.0.0.1",), 1, 2)
     peer = PeerView(NodeReport(info, Memory(16, 12), stages=(load,)), NodeState.ALIVE)
     agent = SimpleNamespace(view=lambda: ClusterView("id-a", 1, "id-a", (peer,), Placement()))
-    router = Router(agent, *[None] * 4)  # type: ignore[arg-type]
+    router = Router(agent, *[None] * 3)  # type: ignore[arg-type]
     with pytest.raises(NotReady) as refused:
         await router.wait_for_rings("m", 0.0, "a")
     assert str(refused.value) == (
@@ -39,7 +39,7 @@ async def test_a_planned_hand_over_is_no_warning(
     error: PippinError, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    router = Router(None, *[None] * 4)  # type: ignore[arg-type]
+    router = Router(None, *[None] * 3)  # type: ignore[arg-type]
     ring, request = Ring("r", ModelVersion("m"), (), 1, 1), SimpleNamespace(id="chatcmpl-1", model="m", revision="")
     router._note_failure(error, ring, request, Tries())  # type: ignore[arg-type]
     assert [(record.levelno, record.message) for record in caplog.records] == [

@@ -227,7 +227,7 @@ async def test_a_request_goes_to_rings_of_its_revision_only(monkeypatch):
         Ring(f"r{revision}", ModelVersion("m", revision), (StageSpec("me", 0, 1),), 9, 1) for revision in (OLD, NEW)
     ]
     monkeypatch.setattr("node.gateway.router.usable_rings", lambda *_: rings)
-    router = Router(SimpleNamespace(info=INFO, view=Placement), None, None, None, None)
+    router = Router(SimpleNamespace(info=INFO, view=Placement), None, None, None)
     assert await router.wait_for_rings("m", 1, "a", OLD) == rings[:1]
     assert await router.wait_for_rings("m", 1, "a") == rings
     assert router.usable_rings("m", NEW) == rings[1:]

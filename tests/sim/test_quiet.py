@@ -40,7 +40,7 @@ def states(world: World, name: str) -> set[NodeState | None]:
         peer.state
         for p in world.processes()
         if p.name != name
-        for peer in p.agent._membership.view(0.0)
+        for peer in p.agent.membership.view(0.0)
         if peer.report.info.id == name
     }
 
@@ -91,7 +91,7 @@ def test_nobody_is_suspect_because_messages_take_long(count: int, slowest_s: flo
         world.net.weather = Weather(slowest_s=slowest_s)
         while world.timeline.now < 90.0:
             world.run(0.1)
-            seen.update(peer.state for process in world.processes() for peer in process.agent._membership.view(0.0))
+            seen.update(peer.state for process in world.processes() for peer in process.agent.membership.view(0.0))
     assert set(seen) == {NodeState.ALIVE}
 
 
@@ -110,7 +110,7 @@ def test_the_loss_of_a_node_is_noticed_by_all(world: World, how: str) -> None:
     others = [process for process in world.processes() if process.name != "n5"]
     while world.timeline.now < began + NOTICED_S:
         world.run(0.05)
-    seen = {p.name: [v.state for v in p.agent._membership.view(0.0) if v.report.info.id == "n5"] for p in others}
+    seen = {p.name: [v.state for v in p.agent.membership.view(0.0) if v.report.info.id == "n5"] for p in others}
     assert seen == {process.name: [NodeState.FAILED] for process in others}
 
 

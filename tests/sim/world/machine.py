@@ -187,7 +187,7 @@ class Process:
         specs: Any = FakeSpecs(self)
         self.book = AddressBook(self.name, client, (), anywhere=True)
         self.agent = Agent(self.info, self.machine.term, self.book, self._report, self._save_term)
-        self.heartbeats = Heartbeats(self.agent, self.book, client)
+        self.heartbeats = Heartbeats(self.agent, client)
         self.rings = Rings(
             self.agent,
             self.book,
@@ -206,11 +206,11 @@ class Process:
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         allowlist = Allowlist(self.agent, ())
         no_responses: Any = None
-        self.commands = Commands(self.agent, self.head, self.book, client, allowlist, self._id_of, self._release)
+        self.commands = Commands(self.agent, self.head, client, allowlist, self._id_of, self._release)
         self.control = ControlService(
             self.agent, self.head, allowlist, specs, self.commands, RecentLines(), no_responses
         )
-        self.router = Router(self.agent, self.book, self.rings, client, self.head.want)
+        self.router = Router(self.agent, self.rings, client, self.head.want)
         self.main = self.loop.create_task(self._run(), name="main")
         self.main.add_done_callback(self._ended)
 
