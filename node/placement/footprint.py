@@ -20,13 +20,19 @@ class Footprint:
         self._weights = list(accumulate(spec.layer_bytes, initial=0))
         self._ends = spec.ends_bytes
         self._driver_work = {whole: spec.driver_bytes(1 if whole else 2) for whole in (True, False)}
+        self.work_of_all = self._weights[-1] + self._driver_work[True]
+        """`work` of the whole model."""
         self._shared = spec.shared_ends
         # Working memory, one of each at a time: a layer is read before the copy it replaces is freed, or the scores of
         # a chunk are computed; and the KV cache of a layer grows by copying all sessions of a lane.
         scores = spec.score_bytes * context
         self.reserve = STAGE_RESERVE + max(scores, *spec.layer_bytes) + max(cache) * sessions
         self.cache = sum(cache) * sessions
-        self._draft = _draft_bytes(spec.draft, context) if spec.draft else 0
+        self._draft = 0
+        if spec.draft:  # it follows one session
+            self._draft = Footprint(spec.draft, min(context, spec.draft.max_context, DRAFT_CONTEXT), sessions=1).whole
+        self.whole: int = self.stage(0, spec.layers, driver=True)
+        """Bytes of the whole model on one node."""
 
     def stage(self, start: int, end: int, *, driver: bool) -> int:
         """Bytes of layers [start, end) on one node. A driver has the draft model, too, unless it holds all layers."""
@@ -43,24 +49,9 @@ class Footprint:
         whole = end - start == len(self._weights) - 1
         return self._weights[end] - self._weights[start] + (self._driver_work[whole] if driver else 0)
 
-    @property
-    def work_of_all(self) -> int:
-        """`work` of the whole model."""
-        return self.work(0, len(self._before) - 1, driver=True)
-
     def work_in(self, room: int) -> float:
         """The `work` of what fits in so many bytes, if all layers were alike."""
         return self.work_of_all * max(0, room - self.reserve) / (self.whole - self.reserve)
-
-    @property
-    def whole(self) -> int:
-        """Bytes of the whole model on one node."""
-        return self.stage(0, len(self._before) - 1, driver=True)
-
-
-def _draft_bytes(draft: ModelSpec, context: int) -> int:
-    """Bytes of a draft model: it follows one session."""
-    return Footprint(draft, min(context, draft.max_context, DRAFT_CONTEXT), sessions=1).whole
 
 
 footprint = lru_cache(1024)(Footprint)

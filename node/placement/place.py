@@ -7,7 +7,7 @@ made of layers that nodes still have in memory if possible, so that nothing is l
 needs count as free memory.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -59,13 +59,13 @@ def place(
     sessions, lengths = sorted(rules.max_sessions, reverse=True), sorted(rules.contexts, reverse=True)
     goals = [Goal(lengths, sessions[i:], rules.min_stages) for i in range(len(sessions))]
     goals += [Goal(lengths[i:], sessions[-1:], rules.min_stages) for i in range(1, len(lengths))]
-    best: _Draft | None = None
+    best: _Attempt | None = None
     for goal in goals:
-        draft = _Draft(models, nodes, fence, head, goal, rules, current)
-        draft.place_all()
-        if best is None or draft.unplaced < best.unplaced:
-            best = draft
-        if not draft.unplaced or len(models) == 1:
+        attempt = _Attempt(models, nodes, fence, head, goal, rules, current)
+        attempt.place_all()
+        if best is None or attempt.unplaced < best.unplaced:
+            best = attempt
+        if not attempt.unplaced or len(models) == 1:
             break
     assert best
     if best.refused and any(spec.draft for spec in models):  # better without draft models than not at all
@@ -77,8 +77,8 @@ def place(
     return Placement(fence, head, tuple(rings), tuple(best.refused))
 
 
-class _Draft:
-    """One attempt to place all models. Memory is reserved as rings are placed."""
+class _Attempt:
+    """An attempt to place all models. Memory is reserved as rings are placed."""
 
     def __init__(
         self,
@@ -93,11 +93,7 @@ class _Draft:
         self._head = head
         self._models, self._nodes, self._fence, self._goal, self._rules = models, nodes, fence, goal, rules
         self._draining = {node.info.id for node in nodes if node.draining}
-        self._count = len(nodes) - len(self._draining)
         self._free = {node.info.id: node.memory.usable for node in nodes}
-        self._holders = {
-            spec.id: {node.info.id for node in nodes if spec.version.files in node.models} for spec in models
-        }
         self._pace = {spec.id: pace(spec, nodes) for spec in models}
         old = current.rings if current else ()
         self._drivers = {(ring.model, ring.driver) for ring in old}
@@ -117,7 +113,7 @@ class _Draft:
                 self.refused.append(refusal(spec, self._usable(spec), self._free, self._goal, placed))
         for spec in self._models:
             for ring in self._existing[spec.id]:
-                if self._fits(spec, ring, self._free):
+                if _fits(spec, ring, self._free):
                     self._add(spec, replace(ring, retiring=not self._is_replica(spec, ring)))
         due = self._models
         while due:  # in rounds, so that each model gets one more before any gets two
@@ -126,26 +122,31 @@ class _Draft:
     @property
     def unplaced(self) -> int:
         """Number of models that have no ring, or only one that should leave its nodes and cannot."""
-        stuck = [rings for rings in self.rings.values() if rings and self._is_draining(rings[0])]
-        return len(self.refused) + len(stuck)
+        return len(self.refused) + sum(self._is_draining(rings[0]) for rings in self.rings.values() if rings)
 
     def _add(self, spec: ModelSpec, ring: Ring) -> None:
+        if not ring.id:
+            number = sum(each.fence == self._fence for each in self.rings[spec.id]) + 1
+            # The name includes the head: two heads of one term, in different partitions, may arrive at the same fence.
+            name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}.{self._head}"
+            ring = replace(ring, id=f"{name}-{number}" if number > 1 else name, fence=self._fence)
         _reserve(self._free, spec, ring)
         self.rings[spec.id].append(ring)
 
     # --- existing rings -----------------------------------------------------------------------------------------------
 
     def _conforming(self, spec: ModelSpec, old: Sequence[Ring]) -> list[Ring]:
-        of_model = [ring for ring in old if ring.version == spec.version]
-        found = [ring for ring in of_model if ring.draft == draft_of(spec, ring.stages) and self._conforms(spec, ring)]
+        found = [ring for ring in old if ring.version == spec.version and self._conforms(spec, ring)]
         return sorted(found, key=lambda ring: (self._is_draining(ring), self._distance(spec, ring), ring.retiring))
 
     def _conforms(self, spec: ModelSpec, ring: Ring) -> bool:
         legal_starts, goal = boundaries(spec), self._goal
         legal = ring.stages[-1].end == spec.layers and all(stage.start in legal_starts for stage in ring.stages)
         wanted = ring.context in goal.contexts_for(spec) and ring.max_sessions in goal.sessions
-        barred = any((spec.id, stage.node) in self._rules.barred for stage in ring.stages)
-        return legal and wanted and not barred and self._fits(spec, ring, self._free) and self._is_connected(spec, ring)
+        barred = any((spec.id, node) in self._rules.barred for node in ring.nodes)
+        same_draft = ring.draft == draft_of(spec, ring.stages)
+        allowed = legal and wanted and same_draft and not barred
+        return allowed and _fits(spec, ring, self._free) and self._is_connected(spec, ring)
 
     def _is_connected(self, spec: ModelSpec, ring: Ring) -> bool:
         """Whether each node of the ring can reach the next one."""
@@ -153,40 +154,33 @@ class _Draft:
 
     def _reserve_existing(self, spec: ModelSpec) -> Ring | None:
         """Reserve the memory of the model's best existing ring while all models are placed."""
-        ring = next((ring for ring in self._existing[spec.id] if self._fits(spec, ring, self._free)), None)
+        ring = next((ring for ring in self._existing[spec.id] if _fits(spec, ring, self._free)), None)
         if ring:
             self._existing[spec.id].remove(ring)
             _reserve(self._free, spec, ring)
         return ring
 
-    def _fits(self, spec: ModelSpec, ring: Ring, free: Mapping[str, int]) -> bool:
-        return all(stage_bytes(spec, ring, stage) <= free.get(stage.node, -1) for stage in ring.stages)
-
     def _is_draining(self, ring: Ring) -> bool:
-        return any(stage.node in self._draining for stage in ring.stages)
+        return not self._draining.isdisjoint(ring.nodes)
 
     def _distance(self, spec: ModelSpec, ring: Ring) -> tuple[int, bool, int]:
-        return self._goal.distance(spec, self._count, len(ring.stages), ring.context)
+        count = len(self._nodes) - len(self._draining)
+        return self._goal.distance(spec, count, len(ring.stages), ring.context)
 
     # --- the first ring of a model ------------------------------------------------------------------------------------
 
     def _first_ring(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
         """The old ring, or a new one that is worth moving to; the old one may then be kept next to it."""
-        if old:
-            _reserve(self._free, spec, old, sign=-1)  # released
-        new = self._needed_ring(spec, old)
-        if new is None and old and self._may_move(old):
+        if old is None:
+            return self._needed_ring(spec, None)
+        _reserve(self._free, spec, old, sign=-1)  # released
+        new, unmoved = self._needed_ring(spec, old), self._rules.unmoved
+        if new is None and unmoved is not None and old.place not in unmoved and not self._is_draining(old):
             new = self._quicker_ring(spec, old)
         if new is None:
-            return replace(old, retiring=False) if old else None
-        if old:
-            self._existing[spec.id].insert(0, old)
+            return replace(old, retiring=False)
+        self._existing[spec.id].insert(0, old)
         return new
-
-    def _may_move(self, old: Ring) -> bool:
-        """Whether the ring may be moved for speed alone."""
-        unmoved = self._rules.unmoved
-        return unmoved is not None and old.place not in unmoved and not self._is_draining(old)
 
     def _needed_ring(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
         """A new ring if there is none, or the old one should leave its nodes or falls short of the goal; else None."""
@@ -205,29 +199,23 @@ class _Draft:
 
         In the last case the sessions wait while the new ring loads.
         """
-        yield self._memory_beside_existing(spec, old)
-        free = dict(self._free)
+        beside_old = dict(self._free)
         if old:
-            _reserve(free, spec, old)
-        yield free
+            _reserve(beside_old, spec, old)
+        beside_all = dict(beside_old)
+        for each in self._models:
+            for ring in self._existing[each.id]:
+                if _fits(each, ring, beside_all):
+                    _reserve(beside_all, each, ring)
+        yield beside_all
+        yield beside_old
         if old:
             yield dict(self._free)
 
-    def _memory_beside_existing(self, spec: ModelSpec, old: Ring | None) -> dict[str, int]:
-        free = dict(self._free)
-        if old:
-            _reserve(free, spec, old)
-        for each in self._models:
-            for ring in self._existing[each.id]:
-                if self._fits(each, ring, free):
-                    _reserve(free, each, ring)
-        return free
-
     def _quicker_ring(self, spec: ModelSpec, old: Ring) -> Ring | None:
         """A ring that is as good otherwise and much quicker, in memory and on nodes that need not be freed first."""
-        taken = {stage.node for ring in self._existing[spec.id] for stage in ring.stages}
-        nodes = [node for node in self._usable(spec) if node.info.id not in taken]
-        ring = self._find(spec, nodes, self._memory_beside_existing(spec, old), self._goal)
+        beside_all = next(self._memory_options(spec, old))
+        ring = self._find(spec, self._usable(spec, self._existing[spec.id]), beside_all, self._goal)
         if ring is None or self._distance(spec, ring) > self._distance(spec, old):
             return None
         if ring.context < old.context or ring.max_sessions < old.max_sessions:
@@ -242,17 +230,16 @@ class _Draft:
         Contexts must be equal, as requests move from one to the other.
         """
         rings = [each for each in self.rings[spec.id] if not each.retiring]
-        taken = {stage.node for each in rings for stage in each.stages}
+        taken = {node for each in rings for node in each.nodes}
         spread = self._distance(spec, ring)[0] <= self._distance(spec, rings[0])[0]
-        apart = not taken & {stage.node for stage in ring.stages} and not self._is_draining(ring)
+        apart = taken.isdisjoint(ring.nodes) and not self._is_draining(ring)
         few = self._rules.max_rings is None or len(rings) < self._rules.max_rings
         return apart and few and spread and ring.context == rings[0].context
 
     def _replicate(self, spec: ModelSpec) -> bool:
         """Add a ring on nodes where the model has none, if it is useful. Returns whether one was added."""
         rings = self.rings[spec.id]
-        taken = {stage.node for ring in rings for stage in ring.stages}
-        nodes = [node for node in self._usable(spec) if node.info.id not in taken]
+        nodes = self._usable(spec, rings)
         if not rings or not nodes:
             return False
         ring = self._search(spec, nodes, self._free, replace(self._goal, contexts=(rings[0].context,)))
@@ -265,13 +252,14 @@ class _Draft:
 
     # --- searching ----------------------------------------------------------------------------------------------------
 
-    def _usable(self, spec: ModelSpec) -> list[NodeReport]:
-        """Nodes on which the model may be placed."""
+    def _usable(self, spec: ModelSpec, beside: Iterable[Ring] = ()) -> list[NodeReport]:
+        """Nodes on which the model may be placed, without those of the rings `beside`."""
         barred = {node for model, node in self._rules.barred if model == spec.id} | self._draining
+        barred.update(node for ring in beside for node in ring.nodes)
         return [node for node in self._nodes if node.info.id not in barred]
 
     def _search(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal) -> Ring | None:
-        """The best ring.
+        """The best ring, without an id.
 
         One of loaded layers may have more stages or a slower round: it can be moved while it serves.
         """
@@ -281,35 +269,31 @@ class _Draft:
         ]
         best = min(loaded, key=lambda ring: (self._distance(spec, ring), self._token_ms(spec, ring)), default=None)
         if best and self._distance(spec, best)[:2] == (0, False):
-            return self._named(spec, best)
-        found = self._find(spec, preferred, free, goal)
-        if best is None or (found and self._distance(spec, found)[:2] < self._distance(spec, best)[:2]):
-            return found
-        return self._named(spec, best)
+            return best
+        found = self._find(spec, nodes, free, goal)
+        is_better = found and (best is None or self._distance(spec, found)[:2] < self._distance(spec, best)[:2])
+        return found if is_better else best
 
     def _find(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal) -> Ring | None:
-        """The best ring, regardless of what has to be loaded for it."""
+        """The best ring, without an id, regardless of what has to be loaded for it."""
         room = {node.info.id: free[node.info.id] for node in nodes}
-        ring = find_ring(spec, self._by_preference(spec, nodes, free), room, goal, self._pace[spec.id])
-        return self._named(spec, ring) if ring else None
-
-    def _named(self, spec: ModelSpec, ring: Ring) -> Ring:
-        number = sum(1 for each in self.rings[spec.id] if each.fence == self._fence) + 1
-        # The name includes the head: two heads of one term, in different partitions, may arrive at the same fence.
-        name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}.{self._head}" + (f"-{number}" if number > 1 else "")
-        return replace(ring, id=name, fence=self._fence)
+        return find_ring(spec, self._by_preference(spec, nodes, free), room, goal, self._pace[spec.id])
 
     def _by_preference(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int]) -> list[NodeReport]:
         """Nodes in order of preference: with the model's sessions, with its files, with most room."""
 
         def rank(node: NodeReport) -> tuple[bool, bool, int, str]:
             name = node.info.id
-            return ((spec.id, name) not in self._drivers, name not in self._holders[spec.id], -free[name], name)
+            return ((spec.id, name) not in self._drivers, spec.version.files not in node.models, -free[name], name)
 
         return sorted(nodes, key=rank)
 
     def _token_ms(self, spec: ModelSpec, ring: Ring) -> float:
         return token_ms(spec, ring.stages, {node.info.id: node for node in self._nodes}, self._pace[spec.id])
+
+
+def _fits(spec: ModelSpec, ring: Ring, free: Mapping[str, int]) -> bool:
+    return all(stage_bytes(spec, ring, stage) <= free.get(stage.node, -1) for stage in ring.stages)
 
 
 def _reserve(free: dict[str, int], spec: ModelSpec, ring: Ring, sign: int = 1) -> None:

@@ -10,19 +10,19 @@ from node.core.reports import NodeReport, Path
 APART_S = 3.0
 """Grace period: a new node has not met all others yet. Lost peers are retried every 2 s, for 1 s each."""
 
-Pair = frozenset[str]
-
 
 class UnreachablePairs:
     """Tracks such pairs. Call `mark` with the reports of all participating nodes, a few times a second."""
 
     def __init__(self) -> None:
-        self._since: dict[Pair, float] = {}
+        self._since: dict[frozenset[str], float] = {}
 
     def mark(self, nodes: Sequence[NodeReport], now: float) -> list[NodeReport]:
         """The reports, with infinite round trips between nodes that have not heard each other for APART_S."""
-        self._since = {pair: self._since.get(pair, now) for pair in _apart(nodes)}
-        lost = {pair for pair, since in self._since.items() if now - since >= APART_S}
+        heard = {node.info.id: {peer.id for peer in node.peers} for node in nodes}
+        apart = [frozenset((a, b)) for a, b in combinations(heard, 2) if a not in heard[b] or b not in heard[a]]
+        self._since = {pair: self._since.get(pair, now) for pair in apart}
+        lost = [pair for pair, since in self._since.items() if now - since >= APART_S]
         return [_mark(node, lost) for node in nodes]
 
 
@@ -32,13 +32,7 @@ def unreachable_pairs(nodes: Sequence[NodeReport]) -> list[tuple[NodeReport, Nod
     return [(a, b) for a, b in combinations(nodes, 2) if (a.info.id, b.info.id) in lost]
 
 
-def _apart(nodes: Sequence[NodeReport]) -> list[Pair]:
-    """Pairs of which at least one node does not list the other among the peers that it hears."""
-    heard = {node.info.id: {peer.id for peer in node.peers} for node in nodes}
-    return [frozenset((a, b)) for a, b in combinations(heard, 2) if a not in heard[b] or b not in heard[a]]
-
-
-def _mark(node: NodeReport, lost: Iterable[Pair]) -> NodeReport:
+def _mark(node: NodeReport, lost: Iterable[frozenset[str]]) -> NodeReport:
     others = sorted(other for pair in lost if node.info.id in pair for other in pair - {node.info.id})
     if not others:
         return node
