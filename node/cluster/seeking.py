@@ -23,8 +23,8 @@ class Seeking:
     def __init__(self, agent: Agent, client: RpcClient) -> None:
         self._agent = agent
         self._client = client
-        self._refused: dict[str, PeerView] = {}
-        """Nodes with another secret, by the address that the user gave."""
+        self.refused: dict[str, PeerView] = {}
+        """Nodes with another secret, by the address that the user gave. Nothing else is known of them, so it is their name, too."""
 
     async def run(self, host: str, port: int) -> None:
         """Find the node at an address that the user gave, and add it to the address book.
@@ -45,7 +45,7 @@ class Seeking:
                     told.add(str(error))
                 else:
                     told.clear()
-                    self._refused.pop(join_host_port(host, port), None)
+                    self.refused.pop(join_host_port(host, port), None)
                     info = answer.report.info if answer.report else None
                     if info and info.cluster == self._agent.info.cluster and info.id not in self._agent.book.entries:
                         self._agent.book.add(PeerHint(info.id, info.addresses, port), reached=address)
@@ -54,16 +54,11 @@ class Seeking:
 
     def _note_refusal(self, host: str, port: int, error: PippinError) -> None:
         where = join_host_port(host, port)
-        self._refused.pop(where, None)
+        self.refused.pop(where, None)
         if isinstance(error, SecretMismatch):
             info = NodeInfo(where, 0, where, self._agent.info.cluster, "", 0, (host,), port, 0)
             report = NodeReport(info, Memory(0, 0))
-            self._refused[where] = PeerView(report, NodeState.REFUSED, reason="it does not have this node's secret")
-
-    @property
-    def refused(self) -> tuple[PeerView, ...]:
-        """The user's `peers` that have another secret. Nothing else is known of them, so their address is their name."""
-        return tuple(self._refused.values())
+            self.refused[where] = PeerView(report, NodeState.REFUSED, reason="it does not have this node's secret")
 
     async def _call_any(self, host: str, port: int) -> tuple[str, Heartbeat]:
         """The first of a host's addresses that answers, and its answer. Raises the last one's error, or NotAdmitted."""

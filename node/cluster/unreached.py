@@ -1,6 +1,6 @@
 """Finds the nodes that advertise themselves, but that this node seems unable to call: the sign of a firewall."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from node.cluster.agent import Agent
@@ -13,7 +13,7 @@ PATIENCE_S = 10.0
 
 
 class Unreached:
-    def __init__(self, agent: Agent, adverts: Callable[[], Sequence[Advert]]) -> None:
+    def __init__(self, agent: Agent, adverts: Mapping[str, Advert]) -> None:
         self._agent = agent
         self._adverts = adverts
         self._heard: set[tuple[str, int]] = set()
@@ -22,7 +22,7 @@ class Unreached:
     def find(self) -> tuple[Advert, ...]:
         """Adverts of nodes that were never heard, or that only call this one, with the addresses that may be called."""
         states = {peer.report.info.id: peer.state for peer in self._agent.view().peers}
-        adverts = {(advert.hint.id, advert.hint.grpc_port): advert for advert in self._adverts()}
+        adverts = {(advert.hint.id, advert.hint.grpc_port): advert for advert in self._adverts.values()}
         never = [key for key in adverts if key[0] not in states and key not in self._heard]
         self._heard = {key for key in adverts if key[0] in states or key in self._heard}
         one_way = [

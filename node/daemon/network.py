@@ -67,7 +67,7 @@ class Network:
             book.add_advert,
             fingerprint=security.fingerprint if security else "",
         )
-        self.unreached = Unreached(self.agent, lambda: self.discovery.adverts)
+        self.unreached = Unreached(self.agent, self.discovery.adverts)
 
     def interfaces(self) -> tuple[Interface, ...]:
         """This machine's, as they are now."""
@@ -75,10 +75,10 @@ class Network:
 
     def other_secret(self) -> tuple[PeerView, ...]:
         """Nodes with another secret: those that advertise themselves, and of --peer those that do not."""
-        heard = self.discovery.refused
+        heard = self.discovery.refused.values()
         places = {
             join_host_port(address, peer.report.info.grpc_port)
             for peer in heard
             for address in peer.report.info.addresses
         }
-        return (*heard, *(peer for peer in self.heartbeats.seeking.refused if peer.report.info.name not in places))
+        return (*heard, *(peer for name, peer in self.heartbeats.seeking.refused.items() if name not in places))

@@ -1,4 +1,4 @@
-"""Discovers nodes on the local network by mDNS. Only this module, `cluster_name.py` and `multicast_limiter.py` in cluster/ do I/O.
+"""Discovers nodes on the local network by mDNS.
 
 An advert is a hint where a node may be, never a sign of life: its withdrawal is ignored, and no node blocks or fails
 for lack of multicast; `--peer` and gossip work without it.
@@ -12,7 +12,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from zeroconf import Error, InterfaceChoice, IPVersion, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -60,7 +59,12 @@ class Discovery:
         """
         self._info = info
         self._fingerprint = fingerprint
-        self._refused: dict[str, PeerView] = {}
+        self.refused: dict[str, PeerView] = {}
+        """Nodes that advertise this cluster's name but have another secret, by id."""
+        self.adverts: dict[str, Advert] = {}
+        """Adverts of the cluster's other nodes that were not withdrawn, by id."""
+        self.failure = ""
+        """Why multicast does not work, as it was logged last; empty while it does, or is not known not to."""
         self._interfaces = interfaces
         self._on_hint = on_hint
         self._zeroconf: AsyncZeroconf | None = None
@@ -72,31 +76,12 @@ class Discovery:
         self._to_resolve = asyncio.Event()
         self._unusable = ""
         """Reason for a restart of multicast; empty: none."""
-        self._failure = ""
-        """The last logged reason why multicast does not work; empty: it works."""
         self._hints: dict[str, PeerHint] = {}
         """Latest hint of each node heard, to distinguish the cluster's own machines from strangers."""
-        self._adverts: dict[str, Advert] = {}
-        """Adverts of the cluster's other nodes that were not withdrawn, by id."""
         self._told: set[tuple[str, str]] = set()
         """(Node, reason why it does not join) that were logged."""
         heard = self._hints
         self.name = ClusterName(info.cluster, lambda: [a for hint in heard.values() for a in hint.addresses])
-
-    @property
-    def refused(self) -> tuple[PeerView, ...]:
-        """Nodes that advertise this cluster's name but have another secret."""
-        return tuple(self._refused.values())
-
-    @property
-    def adverts(self) -> tuple[Advert, ...]:
-        """Of the cluster's other nodes, as long as they are not withdrawn."""
-        return tuple(self._adverts.values())
-
-    @property
-    def failure(self) -> str:
-        """Why multicast does not work; empty while it does, or is not known not to."""
-        return self._failure
 
     async def run(self, is_head: Callable[[], bool], changed: Signal) -> None:
         """Advertise this node while this task runs, and the cluster's name while this node is the head.
@@ -121,9 +106,9 @@ class Discovery:
             if self._unusable:
                 return self._unusable
             if self._limiter.packets:
-                if self._failure:
+                if self.failure:
                     _log.info("multicast DNS works")
-                self._failure, deaf_at = "", math.inf
+                self.failure, deaf_at = "", math.inf
             elif now() >= deaf_at:
                 return "nothing is heard, not even this node's own adverts"
             if is_head() != named:
@@ -133,8 +118,8 @@ class Discovery:
         return f"there are {self._limiter.excess}"
 
     def _fail(self, why: str) -> None:
-        level = logging.DEBUG if why == self._failure else logging.WARNING
-        self._failure = why
+        level = logging.DEBUG if why == self.failure else logging.WARNING
+        self.failure = why
         _log.log(
             level,
             "Other nodes can't be found by themselves, as multicast DNS does not work here (%s); it is tried again. "
@@ -214,8 +199,8 @@ class Discovery:
 
     def _heard(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         if state_change is ServiceStateChange.Removed:
-            self._refused.pop(name.removesuffix(f".{SERVICE}"), None)
-            self._adverts.pop(name.removesuffix(f".{SERVICE}"), None)
+            for known in (self.refused, self.adverts):
+                known.pop(name.removesuffix(f".{SERVICE}"), None)
             return
         if not name.endswith(f".{SERVICE}") or not self._limiter.admit(name):
             return
@@ -248,44 +233,28 @@ class Discovery:
         if (text.get("secret") or "") != self._fingerprint:
             self._refuse(node, text, addresses, advert.port or 0)
             return
-        self._refused.pop(node, None)
+        self.refused.pop(node, None)
         if addresses and advert.port:
             hint = self._hints[node] = PeerHint(node, addresses, advert.port)
-            if len(self._hints) > MAX_NODES:
-                del self._hints[next(iter(self._hints))]
-            self._keep(Advert(_shown(text.get("name")) or node, hint, now()))
+            known = self.adverts.pop(node, None)
+            since = known.since if known and known.hint.grpc_port == advert.port else now()
+            self.adverts[node] = Advert(_shown(text.get("name")) or node, hint, since)
+            for table in (self._hints, self.adverts):
+                if len(table) > MAX_NODES:
+                    del table[next(iter(table))]
             self._on_hint(hint)
 
-    def _keep(self, advert: Advert) -> None:
-        known = self._adverts.pop(advert.hint.id, None)
-        if known and known.hint.grpc_port == advert.hint.grpc_port:
-            advert = replace(advert, since=known.since)
-        self._adverts[advert.hint.id] = advert
-        if len(self._adverts) > MAX_NODES:
-            del self._adverts[next(iter(self._adverts))]
-
     def _refuse(self, node: str, text: Mapping[str, str | None], addresses: tuple[str, ...], port: int) -> None:
-        known = self._refused.get(node)
-        if not known and len(self._refused) >= _MOST_REFUSED:
+        if node not in self.refused and len(self.refused) >= _MOST_REFUSED:
             return
         name = _shown(text.get("name")) or ", ".join(addresses)
-        info = NodeInfo(
-            id=node,
-            incarnation=0,
-            name=name,
-            cluster=self._info.cluster,
-            version=_shown(text.get("version")),
-            protocol=0,
-            addresses=addresses,
-            grpc_port=port,
-            api_port=0,
-        )
+        info = NodeInfo(node, 0, name, self._info.cluster, _shown(text.get("version")), 0, addresses, port, 0)
         theirs = "another secret" if text.get("secret") else "no secret"
         reason = f"it has {theirs}" if self._fingerprint else "it has a secret and this node has none"
         if (node, reason) not in self._told and len(self._told) < MAX_NODES:
             self._told.add((node, reason))
             _log.warning("%s (%s) does not join: %s", name, ", ".join(addresses), reason)
-        self._refused[node] = PeerView(NodeReport(info, Memory(0, 0)), NodeState.REFUSED, reason=reason)
+        self.refused[node] = PeerView(NodeReport(info, Memory(0, 0)), NodeState.REFUSED, reason=reason)
 
 
 def _choice(interfaces: Sequence[str]) -> list[str] | InterfaceChoice:

@@ -136,7 +136,8 @@ class Election:
             return self._follow(claim)
         if self.is_head:
             return self._defend(own, peers)
-        if self.head and not self._gave_up(peers.get(self.head)):
+        head = peers.get(self.head)
+        if head and (head.term < self.term or _claims(head)):  # a report from before its claim does not count
             return []
         lost: list[Effect] = [HeadLost(self.head, self.term)] if self.head else []
         self.head = ""
@@ -174,7 +175,10 @@ class Election:
     ) -> list[Effect]:
         """Step for a node without a head, when no live node claims a higher term."""
         if claim and claim.term == self.term:
-            return self._follow(claim) if self._accepted in ("", claim.info.id) else self._ask_for_new_term()
+            if self._accepted in ("", claim.info.id):
+                return self._follow(claim)
+            self.term, self._accepted = self.term + 1, ""  # a higher term makes that head claim again
+            return [PersistTerm(self.term)]
         if claim:
             return []  # that node will see our higher term, and claim the next
         elsewhere = {p.head for p in peers.values()} - {"", self._id} - peers.keys() - set(ended)
@@ -202,21 +206,8 @@ class Election:
         self.head = ""
         return [SteppedDown(self.term, reason)]
 
-    def _ask_for_new_term(self) -> list[Effect]:
-        """Raise the term, without a head.
-
-        This node may not accept the head of the present term; a higher term makes that head claim again.
-        """
-        self.term += 1
-        self._accepted = ""
-        return [PersistTerm(self.term)]
-
     def _highest(self, peers: dict[str, NodeReport]) -> int:
-        return max(self.term, *(p.term for p in peers.values())) if peers else self.term
-
-    def _gave_up(self, head: NodeReport | None) -> bool:
-        """Whether the head is gone, or reports that it is not head; a report from before its claim does not count."""
-        return head is None or (head.term >= self.term and not _claims(head))
+        return max([self.term, *(p.term for p in peers.values())])
 
 
 def _claims(report: NodeReport) -> bool:

@@ -20,7 +20,6 @@ class Joined:
     """A node joined: new, back from failure, or restarted (its earlier process is then reported as failed first)."""
 
     node: str
-    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +200,7 @@ class Membership:
         info = report.info
         wait = self._fail_after + min(max(report.lag_s, 0.0), self._fail_after)
         self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, now + wait)
-        joined = Joined(info.id, info.incarnation)
+        joined = Joined(info.id)
         if not before or before.state not in PRESENT:
             return [joined]
         if info.incarnation > before.report.info.incarnation:

@@ -1,6 +1,5 @@
 """Chooses the best address of each peer by bandwidth and round trip. Pure: probes in, paths out."""
 
-import math
 from dataclasses import dataclass, replace
 
 from node.core.addresses import is_self_assigned
@@ -52,8 +51,6 @@ class Paths:
         self._chosen: dict[str, str] = {}
         self._reported: tuple[Path, ...] = ()
         """As last reported."""
-        self._reported_until = -math.inf
-        """Time until which `_reported` holds if nothing changes: it is asked for much more often than paths change."""
 
     def observe(
         self, peer: str, address: str, rtt_ms: float, now: float, *, interface: str = "", kind: str = ""
@@ -63,7 +60,6 @@ class Paths:
         known = paths.get(address)
         if known and now - known.seen < self._stale_after:
             rtt_ms = min(rtt_ms, known.path.rtt_ms + _SMOOTHING * (rtt_ms - known.path.rtt_ms))
-        self._reported_until = -math.inf
         paths[address] = _Probed(Path(peer, address, rtt_ms, interface, kind), now)
         if known and known.measured_at is not None and known.path.interface == interface:
             in_use = self._chosen.get(peer) == address
@@ -74,11 +70,9 @@ class Paths:
         """Record a measurement of bandwidth; 0 if it failed."""
         if probed := self._paths.get(peer, {}).get(address):
             probed.path, probed.measured_at = replace(probed.path, bytes_per_s=bytes_per_s), at
-            self._reported_until = -math.inf
 
     def failed(self, peer: str, address: str) -> bool:
         """Record a lost probe. Returns whether the address now counts as unreachable."""
-        self._reported_until = -math.inf
         path = self._paths.get(peer, {}).get(address)
         if path:
             path.failures += 1
@@ -88,14 +82,12 @@ class Paths:
 
     def remove(self, peer: str, address: str) -> None:
         """Forget a path that is measured no more."""
-        if self._paths.get(peer, {}).pop(address, None):
-            self._reported_until = -math.inf
+        self._paths.get(peer, {}).pop(address, None)
 
     def forget(self, peer: str) -> None:
         """Forget a peer that is gone; when it is back, its addresses are measured anew."""
         self._paths.pop(peer, None)
         self._chosen.pop(peer, None)
-        self._reported_until = -math.inf
 
     def best(self, peer: str, now: float) -> Path | None:
         """The best path to the peer with a recent probe; the one in use unless another is clearly better.
@@ -124,13 +116,9 @@ class Paths:
 
     def to_peers(self, now: float) -> tuple[Path, ...]:
         """The best path to each reachable peer, without noise; for this node's report."""
-        if now >= self._reported_until:
-            before = {path.to: path for path in self._reported}
-            found = (self.best(peer, now) for peer in sorted(self._paths))
-            self._reported = tuple(_without_noise(path, before.get(path.to)) for path in found if path)
-            seen = (path.seen for paths in self._paths.values() for path in paths.values())
-            ends = (at + self._stale_after for at in seen if at + self._stale_after > now)
-            self._reported_until = min(ends, default=math.inf)
+        before = {path.to: path for path in self._reported}
+        found = (self.best(peer, now) for peer in sorted(self._paths))
+        self._reported = tuple(_without_noise(path, before.get(path.to)) for path in found if path)
         return self._reported
 
 

@@ -30,12 +30,12 @@ class Site:
         nobody = SimpleNamespace(drop=lambda peer: None)
         self.book = AddressBook("a", nobody, (Interface("en0", "ethernet", ("10.0.0.97",)),), anywhere=False)  # type: ignore[arg-type]
         self.agent = Agent(info("a"), 0, self.book, lambda: NodeReport(info("a"), Memory(1, 1)), lambda _: None)
-        self.adverts: list[Advert] = []
-        self.unreached = Unreached(self.agent, lambda: self.adverts)
+        self.adverts: dict[str, Advert] = {}
+        self.unreached = Unreached(self.agent, self.adverts)
 
     def advertise(self, node: str, age_s: float = PATIENCE_S) -> None:
         self.book.add_advert(hint(node))
-        self.adverts.append(Advert(node, hint(node), now() - age_s))
+        self.adverts[node] = Advert(node, hint(node), now() - age_s)
 
     def hear(self, node: str) -> None:
         self.agent.exchange(Heartbeat(NodeReport(info(node), Memory(1, 1))), Caller(info(node).addresses[0]))
@@ -53,9 +53,9 @@ async def site() -> Site:
 async def test_a_node_that_was_never_heard_is_unreached_after_a_while(site: Site) -> None:
     site.advertise("b", age_s=1.0)
     assert site.found == []
-    site.adverts = [replace(site.adverts[0], since=now() - PATIENCE_S)]
+    site.adverts["b"] = replace(site.adverts["b"], since=now() - PATIENCE_S)
     assert site.found == ["b"]
-    site.adverts = []
+    site.adverts.clear()
     assert site.found == [], "it has withdrawn its advert"
 
 
@@ -77,12 +77,12 @@ async def test_the_advert_of_a_node_that_has_ended_says_nothing(site: Site) -> N
     assert site.found == []
     site.agent.membership._peers.clear()
     assert site.found == []
-    site.adverts = [replace(site.adverts[0], hint=replace(hint("b"), grpc_port=7009))]
+    site.adverts["b"] = replace(site.adverts["b"], hint=replace(hint("b"), grpc_port=7009))
     assert site.found == ["b"], "a process that was never heard"
 
 
 async def test_a_node_that_may_not_be_called_is_no_finding(site: Site) -> None:
     """Without a secret, public addresses are not called."""
-    site.adverts.append(Advert("b", PeerHint("b", ("8.8.8.8",), 7001), now() - PATIENCE_S))
-    site.book.add_advert(site.adverts[0].hint)
+    site.adverts["b"] = Advert("b", PeerHint("b", ("8.8.8.8",), 7001), now() - PATIENCE_S)
+    site.book.add_advert(site.adverts["b"].hint)
     assert site.found == []

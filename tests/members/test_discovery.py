@@ -84,7 +84,7 @@ async def test_two_nodes_of_a_cluster_find_each_other_and_no_other():
         async with started(info("b", port=7003)) as (b,):
             await b.hears("a", 7001)
             await a.hears("b", 7003)
-            assert [(each.name, each.hint.grpc_port) for each in a.discovery.adverts] == [("b", 7003)]
+            assert [(each.name, each.hint.grpc_port) for each in a.discovery.adverts.values()] == [("b", 7003)]
         async with asyncio.timeout(WAIT_S):
             while a.discovery.adverts:  # noqa: ASYNC110 - nobody is told of a withdrawal
                 await asyncio.sleep(0.02)
@@ -314,7 +314,7 @@ async def refused(by: Started, *nodes: str) -> dict[str, str]:
     """Wait until exactly these nodes are refused; return the reasons."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            reasons = {peer.report.info.name: peer.reason for peer in by.discovery.refused}
+            reasons = {peer.report.info.name: peer.reason for peer in by.discovery.refused.values()}
             if reasons.keys() == set(nodes):
                 return reasons
             await asyncio.sleep(0.02)
@@ -369,7 +369,7 @@ async def test_invented_nodes_are_shown_up_to_a_bound_and_without_control_charac
             text = {"name": "evil\x1b[2J\n", "version": "1", "secret": "x"}
             a.discovery._refuse(f"n{number}", text, LOOPBACK, 7001)
         assert len(a.discovery.refused) == 64
-        assert {peer.report.info.name for peer in a.discovery.refused} == {"evil[2J"}
+        assert {peer.report.info.name for peer in a.discovery.refused.values()} == {"evil[2J"}
 
 
 @pytest.mark.parametrize("fingerprint", ["", "f00d"])
@@ -379,8 +379,8 @@ async def test_no_id_of_an_advert_has_control_characters(fingerprint, caplog):
     advert = SimpleNamespace(decoded_properties=text, parsed_scoped_addresses=lambda: list(LOOPBACK), port=7001)
     async with started(info("a"), fingerprint=fingerprint) as (a,):
         a.discovery._tell(advert)
-        shown = [each.name for each in a.discovery.adverts] + [each.hint.id for each in a.discovery.adverts]
-        shown += [peer.report.info.id for peer in a.discovery.refused]
+        shown = [text for each in a.discovery.adverts.values() for text in (each.name, each.hint.id)]
+        shown += [peer.report.info.id for peer in a.discovery.refused.values()]
     assert shown
     assert all(each.startswith("evil[2Jxxx") and each.isprintable() and len(each) < 500 for each in shown)
     assert "\x1b" not in caplog.text
