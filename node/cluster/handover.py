@@ -24,9 +24,8 @@ class Handover:
         self._used_at: dict[RingPlace, float] = {}
         """When each ring that ever had a request was seen with one for the last time; its successors have its KV."""
 
-    def warm(self, view: ClusterView, now: float) -> frozenset[RingPlace]:
-        """Places of the rings that may not be moved for speed yet. Call it for each view, as it notes who is used."""
-        self._note_use(view, now)
+    def warm(self, now: float) -> frozenset[RingPlace]:
+        """Places of the rings that may not be moved for speed yet."""
         return frozenset(place for place, at in self._used_at.items() if now - at < COLD_S)
 
     def is_due(self, better: Placement, plan: Placement, now: float) -> bool:
@@ -36,14 +35,22 @@ class Handover:
             self._better, self._better_since = places, now
         return places != _places(plan) and now - self._better_since >= SETTLE_S
 
-    def _note_use(self, view: ClusterView, now: float) -> None:
+    def note_use(self, view: ClusterView, now: float) -> set[str]:
+        """Take note of the rings that are used. Call it for each view. Returns the models of these rings.
+
+        The counts tell of requests that were so short that no report shows them running.
+        """
         places = {ring.id: ring.place for ring in view.placement.rings}
-        traffic = [load for peer in view.peers for load in peer.report.traffic if load.ring in places]
-        for load in traffic:
-            if load.running or load.queued or load.requests != self._requests.get(load.ring, 0):
-                self._used_at[places[load.ring]] = now
-        self._requests = {load.ring: load.requests for load in traffic}
+        traffic = [each for peer in view.peers for each in peer.report.traffic if each.ring in places]
+        used = {
+            places[each.ring]
+            for each in traffic
+            if each.running or each.queued or each.requests != self._requests.get(each.ring, 0)
+        }
+        self._requests = {each.ring: each.requests for each in traffic}
         self._used_at = {place: at for place, at in self._used_at.items() if place in places.values()}
+        self._used_at |= dict.fromkeys(used, now)
+        return {model for model, _ in used}
 
     def remaining(self, view: ClusterView) -> tuple[Ring, ...]:
         """The placement's rings without those that have retired."""
@@ -60,7 +67,7 @@ def _is_done(ring: Ring, view: ClusterView) -> bool:
     reports = [peer.report for peer in view.peers]
     if any(report.draining for report in reports if report.info.id in ring.nodes):
         return True
-    return not any(load.running or load.queued for report in reports for load in report.traffic if load.ring == ring.id)
+    return not any(each.running or each.queued for report in reports for each in report.traffic if each.ring == ring.id)
 
 
 def _places(placement: Placement) -> set[RingPlace]:

@@ -122,60 +122,67 @@ class Head:
         rings = {ring.id for ring in current.rings if ring.model == model}
         if not rings and model not in self._wanted.models:
             raise ModelNotFound(f"{model} is not loaded.", hint="See `cluster ps`.", param="model")
-        loads = [load for node in self._agent.alive() for load in node.traffic if load.ring in rings]
-        if count := sum(load.running + load.queued for load in loads):
+        traffic = [each for node in self._agent.alive() for each in node.traffic if each.ring in rings]
+        if count := sum(each.running + each.queued for each in traffic):
             requests = "1 request" if count == 1 else f"{count} requests"
             raise ModelBusy(f"{model} is answering {requests}.", hint="Try again when `cluster ps` shows none.")
         log.info("unloading %s", model)
         self._wanted.drop(model)
-        others = tuple(ring for ring in current.rings if ring.model != model)
-        refused = tuple(refusal for refusal in current.refused if refusal.model != model)
-        specs = tuple(spec for spec in current.specs if spec.id != model)
-        fence, head = self._next_fence(current), self._agent.info.id
-        self._agent.adopt(Placement(fence, head, others, refused, specs))
+        others = Placement(
+            self._next_fence(),
+            self._agent.info.id,
+            tuple(ring for ring in current.rings if ring.model != model),
+            tuple(refusal for refusal in current.refused if refusal.model != model),
+            tuple(spec for spec in current.specs if spec.id != model),
+        )
+        self._agent.adopt(others)
 
     def idle(self, after_s: float) -> list[str]:
         """Models to unload, as they had no request for so long and nobody names them; none unless this node is head."""
-        return self._wanted.idle(self._agent.placement, after_s) if self._agent.is_head else []
+        if not self._agent.is_head:
+            return []
+        placed = {ring.model: self._wanted.models.get(ring.model) for ring in self._agent.placement.rings}
+        return [
+            model
+            for model, wanted in placed.items()
+            if wanted and not wanted.is_named and now() - max(wanted.asked_at, wanted.used_at) > after_s
+        ]
 
     def check_drain(self, node: str) -> None:
         """Raises NoCapacity if a model would have no place without the node, NotReady while that is unknown."""
         current, nodes = self._agent.placement, self._unreachable.mark(self._agent.alive(), now())
         if not self._agent.is_head or self._wanted.lacks_spec(current):
             raise NotReady("The head does not know all placed models yet.", hint="Try again in a moment.")
-        fence = self._next_fence(current)
         marked = [replace(each, draining=each.draining or each.info.id == node) for each in nodes]
-        plan = self._place(self._wanted.placeable(), marked, fence, current)
+        plan = self._place(self._wanted.placeable(), marked, current)
         if all(ring.retiring or node not in ring.nodes for ring in plan.rings):
             return
         others = [each for each in marked if not each.draining]
-        refused = self._place(self._wanted.placeable(), others, fence, current).refused
+        refused = self._place(self._wanted.placeable(), others, current).refused
         why = refused[0].message if refused else "The other nodes have room for each model, but not for all together."
         raise NoCapacity(f"The work of this node fits nowhere else. {why}", hint=refused[0].hint if refused else "")
 
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        view, at = self._agent.view(), now()
-        nodes = self._unreachable.mark(self._agent.alive(), at)
-        if self._agent.reconciliation.is_pending(view, at):
+        view, at, reconciliation = self._agent.view(), now(), self._agent.reconciliation
+        current, nodes = view.placement, self._unreachable.mark(self._agent.alive(), at)
+        if reconciliation.is_pending(view, at):
             return
-        current = view.placement
-        reconciliation = self._agent.reconciliation
         rings = (*current.rings, *reconciliation.working(view))
         existing = replace(current, rings=rings, specs=(*current.specs, *reconciliation.specs.values()))
         view = replace(view, placement=existing)
         self._wanted.update(nodes, existing)
+        for model in self._handover.note_use(view, at):
+            self._wanted.models[model].used_at = at
         self._wanted.note_failed_loads(nodes, view)
         if self._wanted.lacks_spec(existing):
             return
-        fence = self._next_fence(current)
-        rings, warm = self._handover.remaining(view), self._handover.warm(view, at)
-        existing = replace(existing, rings=self._with_successors(rings, nodes, fence, at))
+        existing = replace(existing, rings=self._with_successors(self._handover.remaining(view), nodes, at))
         succeeded = {model for model, _ in self._succeeded_at if not ready_rings(view, model)}
-        plan = self._place_with_eviction(nodes, fence, existing, self._wanted.loading(view) | succeeded)
+        plan = self._place_with_eviction(nodes, existing, self._wanted.loading(view) | succeeded)
         if not plan.refused:
-            better = self._place(self._wanted.placeable(), nodes, fence, existing, unmoved=warm)
+            better = self._place(self._wanted.placeable(), nodes, existing, unmoved=self._handover.warm(at))
             plan = better if self._handover.is_due(better, plan, at) else plan
         specs = self._wanted.specs(self._wanted.models)
         plan = replace(plan, refused=(*plan.refused, *self._wanted.refusals()), specs=specs)
@@ -191,9 +198,7 @@ class Head:
                 self._shorter.add(ring.model)
                 log.warning("--context %d: %s takes %d tokens at most", self._context, ring.model, ring.context)
 
-    def _with_successors(
-        self, rings: Sequence[Ring], nodes: Sequence[NodeReport], fence: Fence, at: float
-    ) -> tuple[Ring, ...]:
+    def _with_successors(self, rings: Sequence[Ring], nodes: Sequence[NodeReport], at: float) -> tuple[Ring, ...]:
         """Replace each ring that has ended by one of the same stages, which still have their weights and KV.
 
         The next successor waits SUCCESSOR_INTERVAL_S, as the cause may persist.
@@ -202,56 +207,48 @@ class Head:
             key: since for key, since in self._succeeded_at.items() if at - since < SUCCESSOR_INTERVAL_S
         }
         ended = {report.ring for node in nodes for report in node.stages if report.state is StageState.ENDED}
-        found = list(rings)
+        found, fence = list(rings), self._next_fence()
         for index, ring in enumerate(rings):
-            key = ring.place
-            if ring.id in ended and key not in self._succeeded_at:
-                self._succeeded_at[key] = at
+            if ring.id in ended and ring.place not in self._succeeded_at:
+                self._succeeded_at[ring.place] = at
                 name = f"{ring.model}@{fence.term}.{fence.epoch}.{self._agent.info.id}-again-{index}"
                 found[index] = replace(ring, id=name, fence=fence)
                 log.info("ring %s has ended: %s replaces it", ring.id, name)
         return tuple(found)
 
-    def _next_fence(self, current: Placement) -> Fence:
+    def _next_fence(self) -> Fence:
         """Epochs count from 1 within a term, as each term has one head."""
-        term = self._agent.term
-        return Fence(term, current.fence.epoch + 1 if current.fence.term == term else 1)
+        term, fence = self._agent.term, self._agent.placement.fence
+        return Fence(term, fence.epoch + 1 if fence.term == term else 1)
 
-    def _place_with_eviction(
-        self, nodes: Sequence[NodeReport], fence: Fence, current: Placement, loading: set[str]
-    ) -> Placement:
+    def _place_with_eviction(self, nodes: Sequence[NodeReport], current: Placement, loading: set[str]) -> Placement:
         """Place all wanted models. If they do not fit, idle models make room, oldest first, provided that this suffices."""
-        plan = self._place(self._wanted.placeable(), nodes, fence, current)
-        refused = [refusal.model for refusal in plan.refused]
-        if not refused:
+        placeable, models = self._wanted.placeable(), self._wanted.models
+        plan = self._place(placeable, nodes, current)
+        if not plan.refused:
             return plan
-        newest = max(refused, key=lambda model: self._wanted.models[model].asked_at)
-        busy = {load.ring for node in nodes for load in node.traffic if load.running or load.queued}
+        newest = max((refusal.model for refusal in plan.refused), key=lambda model: models[model].asked_at)
+        busy = {each.ring for node in nodes for each in node.traffic if each.running or each.queued}
         fixed = {ring.model for ring in current.rings if ring.id in busy} | {newest} | loading
-        idle = [
-            model
-            for model in self._wanted.placeable()
-            if model not in fixed and not self._wanted.models[model].is_named
-        ]
-        kept = [model for model in self._wanted.placeable() if model not in idle]
-        if not idle or newest in {refusal.model for refusal in self._place(kept, nodes, fence, current).refused}:
+        idle = [model for model in placeable if model not in fixed and not models[model].is_named]
+        kept = [model for model in placeable if model not in idle]
+        if not idle or newest in {refusal.model for refusal in self._place(kept, nodes, current).refused}:
             return plan
 
         def fits(evicted: int) -> bool:
-            return not self._place(kept + idle[:-evicted], nodes, fence, current).refused
+            return not self._place(kept + idle[:-evicted], nodes, current).refused
 
         # A search, as each placement of many models blocks the event loop for some 20 ms.
         evicted = 1 + bisect_left(range(1, len(idle)), True, key=fits)
         for model in reversed(idle[-evicted:]):
             log.info("%s makes room for %s", model, newest)
-            del self._wanted.models[model]
-        return self._place(kept + idle[:-evicted], nodes, fence, current)
+            del models[model]
+        return self._place(kept + idle[:-evicted], nodes, current)
 
     def _place(
         self,
         models: Sequence[str],
         nodes: Sequence[NodeReport],
-        fence: Fence,
         current: Placement,
         *,
         unmoved: Collection[RingPlace] | None = None,
@@ -261,12 +258,12 @@ class Head:
             min_stages=max((node.min_stages for node in nodes), default=1),
             max_rings=self._max_rings,
             unmoved=unmoved,
-            barred=tuple(self._wanted.barred),
+            barred=self._wanted.barred(),
             contexts=(self._context,) if self._context else CONTEXTS,
             max_sessions=tuple(range(self._max_sessions, 0, -1)) if self._max_sessions else SESSIONS,
         )
         existing = Placement(rings=current.rings)
-        head, seen = self._agent.info.id, normalize(nodes)
+        head, seen, fence = self._agent.info.id, normalize(nodes), self._next_fence()
         return self._place_once(specs, seen, rules, fence=fence, head=head, current=existing)
 
 

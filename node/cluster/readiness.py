@@ -1,9 +1,9 @@
-"""Whether a ring can be used, by its nodes' reports of their loads, and whether it can do without a node. Pure."""
+"""Whether a ring can be used, by its nodes' reports of their stages, and whether it can do without a node. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 
-from node.core.reports import StageReport, StageState
+from node.core.reports import StageState
 from node.core.rings import Ring, StageSpec
 from node.core.views import PRESENT, ClusterView, NodeState, PeerView
 
@@ -23,23 +23,21 @@ class RingState(StrEnum):
 
 def ring_state(ring: Ring, peers: Mapping[str, PeerView]) -> RingState:
     """State of a ring. `peers`: by id."""
-    loads = []
+    states = set()
     for stage in ring.stages:
         peer = peers.get(stage.node)
-        if peer is None or peer.state not in PRESENT:
-            return RingState.FAILED
-        load = load_of(peer, ring, stage)
-        loads.append(load.state if load else StageState.LOADING)
-    if StageState.FAILED in loads:
+        states.add(stage_state(peer, ring, stage) if peer and peer.state in PRESENT else StageState.FAILED)
+    if StageState.FAILED in states:
         return RingState.FAILED
-    return RingState.READY if all(load is StageState.READY for load in loads) else RingState.LOADING
+    return RingState.READY if states == {StageState.READY} else RingState.LOADING
 
 
-def load_of(peer: PeerView, ring: Ring, stage: StageSpec) -> StageReport | None:
-    """The peer's report of its stage of the ring, if there is one."""
-    shard = (stage.start, stage.end)
-    loads = (report for report in peer.report.stages if report.ring == ring.id)
-    return next((load for load in loads if (load.shard.start, load.shard.end) == shard), None)
+def stage_state(peer: PeerView, ring: Ring, stage: StageSpec) -> StageState:
+    """What the peer says of its stage of the ring; if it says nothing, it is about to load it."""
+    layers = (stage.start, stage.end)
+    reports = (report for report in peer.report.stages if report.ring == ring.id)
+    states = (report.state for report in reports if (report.shard.start, report.shard.end) == layers)
+    return next(states, StageState.LOADING)
 
 
 def ready_rings(view: ClusterView, model: str) -> list[Ring]:
@@ -73,8 +71,7 @@ def _kept(view: ClusterView, model: str) -> list[Ring]:
 def _seems_ready(ring: Ring, peers: Mapping[str, PeerView]) -> bool:
     def ready(stage: StageSpec) -> bool:
         peer = peers.get(stage.node)
-        load = load_of(peer, ring, stage) if peer and peer.state in PRESENT else None
-        return load is not None and load.state is StageState.READY
+        return bool(peer and peer.state in PRESENT and stage_state(peer, ring, stage) is StageState.READY)
 
     driver, *others = ring.stages
     return ready(driver) and all(ready(stage) or _unheard(peers.get(stage.node)) for stage in others)
@@ -87,6 +84,6 @@ def _unheard(peer: PeerView | None) -> bool:
 def is_needed(view: ClusterView) -> bool:
     """Whether the end of this node would interrupt requests that nodes which stay could take over."""
     stay = [p.report for p in view.peers if p.state is NodeState.ALIVE and not p.report.draining]
-    busy = {load.ring for peer in view.peers for load in peer.report.traffic if load.running or load.queued}
+    busy = {each.ring for peer in view.peers for each in peer.report.traffic if each.running or each.queued}
     rings = [ring for ring in view.placement.rings if view.self_id in ring.nodes]
     return any(ring.id in busy for ring in rings) and any(report.info.id != view.self_id for report in stay)

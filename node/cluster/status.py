@@ -26,14 +26,16 @@ so that a cluster that has just started says `loading` and not `idle`.
     roles          head; driver and stage (a driver is the first stage, so it has both); gateway: every live node
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from node.cluster.readiness import load_of, ring_state
+from node.cluster.readiness import ring_state, stage_state
 from node.core.addresses import join_host_port
 from node.core.health import diagnose
-from node.core.reports import RingTraffic, Speed, StageReport, StageState
+from node.core.models import Shard
+from node.core.nodes import NodeInfo
+from node.core.reports import RingTraffic, StageReport, StageState
 from node.core.rings import Ring, StageSpec
 from node.core.views import PRESENT, ClusterView, NodeState, PeerView
 from node.placement.footprint import stage_bytes, stage_weights
@@ -55,19 +57,18 @@ def build_status(
     refused = {peer.report.info.id for peer in other_secret}
     view = replace(view, peers=tuple(peer for peer in view.peers if peer.report.info.id not in refused))
     peers = {peer.report.info.id: peer for peer in view.peers}
-    rings = view.placement.rings
-    models = [_model(model, view, peers) for model in _wanted(view)]
+    models = [_model(model, state, view, peers) for model, state in model_states(view).items()]
     me = peers[view.self_id].report.info
     entry = peers[view.head].report.info if view.head in peers else me
     return {
         "schema": 1,
         "cluster": me.cluster,
-        "state": _cluster_state([model["state"] for model in models], [ring_state(ring, peers) for ring in rings]),
+        "state": _cluster_state(models, [ring_state(ring, peers) for ring in view.placement.rings]),
         "self": view.self_id,
         "head": view.head,
         "term": view.term,
         "epoch": view.placement.fence.epoch,
-        "api": api or (f"http://{join_host_port(entry.addresses[0], entry.api_port)}/v1" if entry.addresses else ""),
+        "api": api or _api(entry),
         "nodes": [_node(peer, view) for peer in _in_ring_order(view)]
         + [_node(peer, view) | {"reason": "secret"} for peer in other_secret],
         "models": models,
@@ -75,88 +76,84 @@ def build_status(
     }
 
 
-def _cluster_state(models: list[str], rings: list[str]) -> str:
-    if not models:
+def _cluster_state(models: list[Json], rings: list[str]) -> str:
+    states = {model["state"] for model in models}
+    if not states:
         return "idle"
-    if "refused" in models or "failed" in models or "failed" in rings:
+    if states & {"refused", "failed"} or "failed" in rings:
         return "degraded"
-    return "loading" if "loading" in models else "ready"
+    return "loading" if "loading" in states else "ready"
+
+
+def _api(node: NodeInfo) -> str:
+    return f"http://{join_host_port(node.addresses[0], node.api_port)}/v1" if node.addresses else ""
+
+
+def _layers(model: str, layers: StageSpec | Shard) -> Json:
+    return {"model": model, "start": layers.start, "end": layers.end}
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
 
 
 def model_states(view: ClusterView) -> dict[str, str]:
-    """State of each wanted model, by id."""
+    """State of each wanted model, by id: first those placed, then those refused, then those asked for."""
     peers = {peer.report.info.id: peer for peer in view.peers}
-    return {model: _model_state(model, view, peers) for model in _wanted(view)}
-
-
-def _wanted(view: ClusterView) -> Iterable[str]:
-    """Ids of the wanted models: those placed, those refused, those asked for; each once."""
-    placed = [ring.model for ring in view.placement.rings]
-    refused = [refusal.model for refusal in view.placement.refused]
     asked = [model for peer in view.peers if peer.state in PRESENT for model in peer.report.preload]
-    return dict.fromkeys(placed + refused + sorted(asked))
-
-
-def _model(model: str, view: ClusterView, peers: dict[str, PeerView]) -> Json:
-    rings = [ring for ring in view.placement.rings if ring.model == model]
-    loads = [load for ring in rings for load in _work(ring, peers)]
-    return {
-        "id": model,
-        "state": _model_state(model, view, peers),
-        "context": min((ring.context for ring in rings), default=0),
-        "layers": max((ring.stages[-1].end for ring in rings), default=0),
-        "rings": [_ring(ring, peers) for ring in rings],
-        "requests": _requests(loads),
-        "tokens_per_second": round(sum(load.tokens_per_second for load in loads), 1),
+    refused = [refusal.model for refusal in view.placement.refused]
+    found: dict[str, set[str]] = {}
+    for ring in view.placement.rings:
+        found.setdefault(ring.model, set()).add(ring_state(ring, peers))
+    states = {model: next(s for s in ("ready", "loading", "failed") if s in rings) for model, rings in found.items()}
+    return states | {
+        model: "refused" if model in refused else "loading" for model in refused + sorted(asked) if model not in states
     }
 
 
-def _model_state(model: str, view: ClusterView, peers: dict[str, PeerView]) -> str:
-    states = [ring_state(ring, peers) for ring in view.placement.rings if ring.model == model]
-    if not states:
-        return "refused" if any(refusal.model == model for refusal in view.placement.refused) else "loading"
-    return next(state for state in ("ready", "loading", "failed") if state in states)
+def _model(model: str, state: str, view: ClusterView, peers: dict[str, PeerView]) -> Json:
+    rings = [ring for ring in view.placement.rings if ring.model == model]
+    traffic = [each for ring in rings for each in _traffic(ring, peers)]
+    return {
+        "id": model,
+        "state": state,
+        "context": min((ring.context for ring in rings), default=0),
+        "layers": max((ring.stages[-1].end for ring in rings), default=0),
+        "rings": [_ring(ring, peers) for ring in rings],
+        "requests": _requests(traffic),
+        "tokens_per_second": round(sum(each.tokens_per_second for each in traffic), 1),
+    }
 
 
 def _ring(ring: Ring, peers: dict[str, PeerView]) -> Json:
-    state = ring_state(ring, peers)
-    loads = _work(ring, peers)
+    state, traffic = ring_state(ring, peers), _traffic(ring, peers)
+    made, right = sum(each.guesses for each in traffic), sum(each.right_guesses for each in traffic)
     return {
         "id": ring.id,
         "state": "retiring" if ring.retiring and state == "ready" else str(state),
         "driver": ring.driver,
         "stages": [{"node": stage.node, "start": stage.start, "end": stage.end} for stage in ring.stages],
-        "requests": _requests(loads),
+        "requests": _requests(traffic),
         "draft": ring.draft.model if ring.draft else None,
-        "guesses": _guesses(loads),
-        "recomputed_tokens": sum(load.recomputed for load in loads),
+        "guesses": {  # since the ring began
+            "made": made,
+            "right": right,
+            "accepted_share": round(right / made, 3) if made else None,
+            "tau": round(made / (made - right), 2) if made > right else None,  # mean tokens of a round with a wrong one
+        },
+        "recomputed_tokens": sum(each.recomputed for each in traffic),
     }
 
 
-def _guesses(loads: list[RingTraffic]) -> Json:
-    """Guessed tokens since the ring began. `tau`: mean tokens of a round that ends with a wrong guess."""
-    made, right = sum(load.guesses for load in loads), sum(load.right_guesses for load in loads)
-    return {
-        "made": made,
-        "right": right,
-        "accepted_share": round(right / made, 3) if made else None,
-        "tau": round(made / (made - right), 2) if made > right else None,
-    }
+def _requests(traffic: list[RingTraffic]) -> Json:
+    return {"running": sum(each.running for each in traffic), "queued": sum(each.queued for each in traffic)}
 
 
-def _requests(loads: list[RingTraffic]) -> Json:
-    return {"running": sum(load.running for load in loads), "queued": sum(load.queued for load in loads)}
-
-
-def _work(ring: Ring, peers: dict[str, PeerView]) -> list[RingTraffic]:
+def _traffic(ring: Ring, peers: dict[str, PeerView]) -> list[RingTraffic]:
     """What the ring's driver says of it; nothing once the driver is gone."""
     driver = peers.get(ring.driver)
     if driver is None or driver.state not in PRESENT:
         return []
-    return [load for load in driver.report.traffic if load.ring == ring.id]
+    return [each for each in driver.report.traffic if each.ring == ring.id]
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------
@@ -183,16 +180,23 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "reason": "version" if peer.state is NodeState.REFUSED else "",
         "roles": _roles(peer, view),
         "version": info.version,
-        "api": f"http://{join_host_port(info.addresses[0], info.api_port)}/v1" if info.addresses else "",
+        "api": _api(info),
         "address": join_host_port(info.addresses[0], info.grpc_port) if info.addresses else "",
         "chip": info.chip,
         "system": info.system,
         "memory": _memory(peer, view),
         "preload": list(report.preload),
-        "layers": [{"model": ring.model, "start": stage.start, "end": stage.end} for ring, stage in placed],
-        "loads": [_load(load) for load in report.stages if load.loads],
-        "idle": [{"model": shard.model, "start": shard.start, "end": shard.end} for shard in report.idle],
-        "speeds": [_speed(speed) for speed in report.speeds],
+        "layers": [_layers(ring.model, stage) for ring, stage in placed],
+        "loads": [_load(stage) for stage in report.stages if stage.loads],
+        "idle": [_layers(shard.model, shard) for shard in report.idle],
+        "speeds": [
+            _layers(speed.shard.model, speed.shard)
+            | {
+                "bytes_per_second": round(speed.bytes_per_s),
+                "prompt_tokens_per_second": round(speed.tokens_per_s, 1),
+            }
+            for speed in report.speeds
+        ],
         "link": _link(peer, view) if peer.state in PRESENT else None,
         "last_seen_s": round(peer.last_seen_s, 1),
     }
@@ -213,30 +217,17 @@ def _memory(peer: PeerView, view: ClusterView) -> Json:
     return asdict(memory) | {"weights": weights, "kv": kv, "free": free}
 
 
-def _load(load: StageReport) -> Json:
+def _load(stage: StageReport) -> Json:
     """The bytes are null where they are not known: before a download begins, and while layers are read from the disk."""
-    download = load.download
+    download = stage.download
     left_s = download.left_s if download else None
-    return {
-        "model": load.shard.model,
-        "start": load.shard.start,
-        "end": load.shard.end,
-        "state": str(load.state),
-        "progress": round(load.progress, 3),
+    return _layers(stage.shard.model, stage.shard) | {
+        "state": str(stage.state),
+        "progress": round(stage.progress, 3),
         "done_bytes": download.done if download else None,
         "total_bytes": download.total if download else None,
         "bytes_per_second": round(download.bytes_per_s) if download and download.bytes_per_s else None,
         "seconds_left": round(left_s) if left_s is not None else None,
-    }
-
-
-def _speed(speed: Speed) -> Json:
-    return {
-        "model": speed.shard.model,
-        "start": speed.shard.start,
-        "end": speed.shard.end,
-        "bytes_per_second": round(speed.bytes_per_s),
-        "prompt_tokens_per_second": round(speed.tokens_per_s, 1),
     }
 
 
@@ -249,8 +240,7 @@ def _node_state(peer: PeerView, placed: list[tuple[Ring, StageSpec]]) -> str:
         return "error"
     if not placed:
         return "idle"
-    loads = [load_of(peer, ring, stage) for ring, stage in placed]
-    return "ready" if all(load and load.state is StageState.READY for load in loads) else "loading"
+    return "ready" if all(stage_state(peer, ring, stage) is StageState.READY for ring, stage in placed) else "loading"
 
 
 def _roles(peer: PeerView, view: ClusterView) -> list[str]:

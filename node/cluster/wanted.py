@@ -25,12 +25,25 @@ RETRY_S = 15.0
 """Time after which a model that could not be described or loaded is tried again without a request; doubled each time
 that it fails again, up to MOST_RETRY_S."""
 MOST_RETRY_S = 300.0
-LOADS_S = 60.0
-"""Time for which a model that is loaded for a request makes no room for another one; a first request waits as long."""
-FORGET_S = 60.0
-"""Time for which a requested model stays wanted while it cannot be served: its nodes may come back."""
+OPEN_WAIT_S = 60.0
+"""A new request waits this long for its model to load; then the client is told to come back. For as long, a model that loads
+for a request makes no room for another one, and one that cannot be served stays wanted: its nodes may come back.
+"""
 MOST_ASKED = 64
 """Maximum models that are wanted for requests alone and are not served."""
+
+
+@dataclass(slots=True)
+class Retry:
+    """When something that fails is tried again: ever less often."""
+
+    failures: int = 0
+    """How often it failed, one time after the other."""
+    at: float = 0.0
+
+    def fail(self) -> None:
+        self.at = now() + min(RETRY_S * 2 ** min(self.failures, 10), MOST_RETRY_S)
+        self.failures += 1
 
 
 @dataclass(slots=True)
@@ -52,10 +65,9 @@ class WantedModel:
     draft: str = ""
     """Id of the draft model that was last looked for; empty if none was."""
     failure: Refusal | None = None
+    """Why it could not be described or loaded."""
     failed_at: float = 0.0
-    failures: int = 0
-    """How often it could not be described or loaded, one time after the other."""
-    retry_at: float = 0.0
+    retry: Retry = field(default_factory=Retry)
 
     @property
     def is_named(self) -> bool:
@@ -71,12 +83,8 @@ class WantedModels:
         """By id."""
         self.unloaded: set[str] = set()
         """Models that a user has unloaded, until no node names them any more."""
-        self._requests: dict[str, int] = {}
-        """Number of requests that each ring had taken when it was last seen."""
-        self.barred: dict[tuple[str, str], float] = {}
-        """(Model, node) pairs of replicas that could not be loaded, with the time until which they are not retried."""
-        self._bars: dict[tuple[str, str], int] = {}
-        """How often they could not be loaded, one time after the other."""
+        self.retries: dict[tuple[str, str], Retry] = {}
+        """Of replicas that could not be loaded, by model and node."""
         self.group = asyncio.TaskGroup()
         """Runs the searches for descriptions. To be entered by the head's task."""
         self.describing: dict[str, asyncio.Task[Refusal | None]] = {}
@@ -164,7 +172,7 @@ class WantedModels:
             spec = wanted.spec or await self._specs.find(model)
             if wanted.draft:
                 spec = replace(spec, draft=await self._specs.find_draft(wanted.draft, spec))
-            wanted.spec, wanted.failure, wanted.failures = spec, None, 0
+            wanted.spec, wanted.failure, wanted.retry.failures = spec, None, 0
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("describing failed")
@@ -173,8 +181,7 @@ class WantedModels:
             log.log(logging.DEBUG if refusal == wanted.failure else logging.ERROR, "%s: %s", model, failed)
             if wanted.spec is None:  # otherwise an earlier head told it meanwhile
                 wanted.failure, wanted.failed_at = refusal, now()
-                wanted.retry_at = now() + _retry_s(wanted.failures)
-                wanted.failures += 1
+                wanted.retry.fail()
         finally:
             del self.describing[model]
             if wanted.failure and model in self._only_asked(self._agent.placement):
@@ -201,8 +208,11 @@ class WantedModels:
 
     def update(self, nodes: Sequence[NodeReport], current: Placement) -> None:
         """Add the models that are named or placed, forget those that nobody needs, and search descriptions."""
-        self._forget_unserved(current)
-        self._note_use(nodes, current)
+        for model in self._only_asked(current):
+            wanted = self.models[model]
+            unserved_s = now() - max(wanted.asked_at, wanted.served_at)
+            if unserved_s > OPEN_WAIT_S and model not in self.describing:
+                del self.models[model]
         named = {model for node in nodes for model in node.preload}
         self.unloaded &= named
         preload = named - self.unloaded
@@ -215,83 +225,50 @@ class WantedModels:
             self.models[model].placed_at = now()
         for spec in current.specs:  # of earlier heads: no node may have the whole model, and the hub may be unreachable
             known = self.models.get(spec.id)
-            if known and (known.spec is None or current.head != self._agent.info.id):
-                known.wish = known.wish if known.wish.named else spec.wish
+            if known and (known.spec is None or current.head != self._agent.info.id) and not known.wish.named:
+                known.wish = spec.wish
             if known and known.spec is None:
                 known.spec, known.failure = spec, None
         for model, wanted in self.models.items():
             wanted.preload = model in preload
             # A node that joined since may have the model's files.
             is_new = wanted.spec is None and self._agent.last_joined_at > wanted.failed_at
-            is_due = wanted.failure is not None and (is_new or wanted.retry_at < now())
+            is_due = wanted.failure is not None and (is_new or wanted.retry.at < now())
             if is_due and wanted.spec:
                 wanted.failure = None
             draft = self._draft_of(model)
             if (is_due or not wanted.failure) and (not wanted.spec or (draft and draft != wanted.draft)):
                 self._describe(model, wanted)
 
-    def _note_use(self, nodes: Sequence[NodeReport], current: Placement) -> None:
-        """The counts tell of requests that were so short that no report shows them running."""
-        models = {ring.id: ring.model for ring in current.rings}
-        loads = [load for node in nodes for load in node.traffic if load.ring in models]
-        for load in loads:
-            is_new = load.requests > self._requests.get(load.ring, 0)
-            if (load.running or load.queued or is_new) and (wanted := self.models.get(models[load.ring])):
-                wanted.used_at = now()
-        self._requests = {load.ring: load.requests for load in loads}
-
-    def idle(self, current: Placement, after_s: float) -> list[str]:
-        """Placed models that nobody names, and that had no request for so long."""
-        placed = {ring.model: self.models.get(ring.model) for ring in current.rings}
-        return [
-            model
-            for model, wanted in placed.items()
-            if wanted and not wanted.is_named and now() - max(wanted.asked_at, wanted.used_at) > after_s
-        ]
-
-    def _forget_unserved(self, current: Placement) -> None:
-        old = now() - FORGET_S
-        for model in self._only_asked(current):
-            wanted = self.models[model]
-            if max(wanted.asked_at, wanted.served_at) < old and model not in self.describing:
-                del self.models[model]
-
     def note_failed_loads(self, nodes: Sequence[NodeReport], view: ClusterView) -> None:
         """Refuse models that a node could not load; a model that another ring serves is only barred from that node."""
-        rings, at = {ring.id for ring in view.placement.rings}, now()
-        self.barred = {pair: until for pair, until in self.barred.items() if until > at}
-        self._forget_failures(nodes, view)
-        for node in nodes:
-            if node.draining:
-                continue  # nothing is placed there anyway, and other nodes may be able to load it
-            for load in node.stages:
-                model = load.shard.model
-                wanted = self.models.get(model)
-                if not (wanted and load.state is StageState.FAILED and load.ring in rings):
-                    continue
-                if ready_rings(view, model):
-                    self._bar(model, node.info.id)
-                else:
-                    _refuse(wanted, node.info.name, load)
-
-    def _forget_failures(self, nodes: Sequence[NodeReport], view: ClusterView) -> None:
-        """Of models that are served, and of nodes that have loaded theirs or are gone."""
-        for model in {ring.model for ring in view.placement.rings} & self.models.keys():
-            if ready_rings(view, model):
-                self.models[model].failures = 0
-        failed = {
-            (model, node.info.id)
+        placed = {ring.id: ring.model for ring in view.placement.rings}
+        served = {model for model in placed.values() if ready_rings(view, model)}
+        for model in served & self.models.keys():
+            self.models[model].retry.failures = 0
+        loaded = {
+            (stage.shard.model, node.info.id)
             for node in nodes
-            for model in self.models
-            if all(load.shard.model != model or load.state is not StageState.READY for load in node.stages)
+            for stage in node.stages
+            if stage.state is StageState.READY
         }
-        self._bars = {pair: count for pair, count in self._bars.items() if pair in failed}
+        failing = {(model, node.info.id) for model in self.models for node in nodes} - loaded
+        self.retries = {pair: retry for pair, retry in self.retries.items() if pair in failing or retry.at > now()}
+        for node in nodes:
+            for stage in node.stages:
+                # Nothing is placed on a draining node anyway, and other nodes may be able to load it.
+                if stage.state is not StageState.FAILED or stage.ring not in placed or node.draining:
+                    continue
+                model = stage.shard.model
+                if model in served:
+                    if (model, node.info.id) not in self.barred():
+                        self.retries.setdefault((model, node.info.id), Retry()).fail()
+                elif wanted := self.models.get(model):
+                    _refuse(wanted, node.info.name, stage)
 
-    def _bar(self, model: str, node: str) -> None:
-        pair = model, node
-        if pair not in self.barred:
-            self.barred[pair] = now() + _retry_s(self._bars.get(pair, 0))
-            self._bars[pair] = self._bars.get(pair, 0) + 1
+    def barred(self) -> tuple[tuple[str, str], ...]:
+        """(Model, node) pairs of replicas that are not to be tried yet."""
+        return tuple(pair for pair, retry in self.retries.items() if retry.at > now())
 
     def placeable(self) -> list[str]:
         """Models that could be placed: named ones first, then by the time of the last request, latest first."""
@@ -304,7 +281,7 @@ class WantedModels:
         They make no room for others: those who wait would ask for them again, without end.
         """
         placed = {ring.model for ring in view.placement.rings}
-        fresh = {model for model in placed if now() - self.models[model].placed_at < LOADS_S}
+        fresh = {model for model in placed if now() - self.models[model].placed_at < OPEN_WAIT_S}
         return {model for model in fresh if not ready_rings(view, model)}
 
     def refusals(self) -> tuple[Refusal, ...]:
@@ -312,24 +289,19 @@ class WantedModels:
         return tuple(wanted.failure for wanted in self.models.values() if wanted.failure)
 
 
-def _retry_s(failures: int) -> float:
-    """Seconds until a model that has failed so often before is tried again."""
-    return float(min(RETRY_S * 2 ** min(failures, 10), MOST_RETRY_S))
-
-
-def _refuse(wanted: WantedModel, node: str, load: StageReport) -> None:
+def _refuse(wanted: WantedModel, node: str, stage: StageReport) -> None:
     """Note that a node could not load a model. `node`: its name."""
     if wanted.failure:  # told already, as by another node of its ring
         return
-    at, model = now(), load.shard.model
-    code, _, text = load.error.partition(": ")
+    model = stage.shard.model
+    code, _, text = stage.error.partition(": ")
     hint = f"The log of {node} has more. It is tried again, ever less often; `cluster load {model}` does so at once."
     wanted.failure = _refusal(model, error_from(code, f"{node} could not load it: {text}", hint=hint))
     if code == ModelChanged.code:  # the description is of files that are gone: another is looked for at once
-        wanted.spec, wanted.failed_at, wanted.retry_at = None, -math.inf, at
+        wanted.spec, wanted.failed_at, wanted.retry.at = None, -math.inf, now()
         return
-    wanted.failed_at, wanted.retry_at = at, at + _retry_s(wanted.failures)
-    wanted.failures += 1
+    wanted.failed_at = now()
+    wanted.retry.fail()
 
 
 def _refusal(model: str, error: PippinError) -> Refusal:

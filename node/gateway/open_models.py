@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
+from node.cluster.wanted import OPEN_WAIT_S
 from node.core.clock import now
 from node.core.errors import ModelBroken
 from node.core.models import HeldModel
@@ -13,7 +14,7 @@ from node.core.pool import Pools
 from node.core.rings import Ring
 from node.gateway.model_index import TokenizerFiles
 from node.gateway.model_names import ModelNames
-from node.gateway.router import OPEN_WAIT_S, Router
+from node.gateway.router import Router
 from node.model.config import read_sampling
 from node.text.sandbox import SandboxServer
 from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder, TokenizerProcesses

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from node.cluster.agent import Agent
 from node.cluster.readiness import driver_out_of_reach, usable_rings
+from node.cluster.wanted import OPEN_WAIT_S
 from node.core.clock import now
 from node.core.errors import (
     ModelChanged,
@@ -33,8 +34,6 @@ from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
-OPEN_WAIT_S = 60.0
-"""A new request waits this long for its model to load; then the client is told to come back."""
 RECOVER_WAIT_S = 30.0
 """A running request waits this long for a ring that replaces its own."""
 FRUITLESS_TRIES = 5
@@ -136,9 +135,9 @@ class Router:
         wait_s = RECOVER_WAIT_S if tries.lost else OPEN_WAIT_S
         ready = await self.wait_for_rings(request.model, wait_s, request.client, request.revision)
         view = self._agent.view()
-        loads = {load.ring: load.running + load.queued for peer in view.peers for load in peer.report.traffic}
+        traffic = {each.ring: each.running + each.queued for peer in view.peers for each in peer.report.traffic}
         suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
-        return self._balancer.choose(tries.others(ready) or ready, request.prompt, loads, now(), suspect)
+        return self._balancer.choose(tries.others(ready) or ready, request.prompt, traffic, now(), suspect)
 
     def _note_failure(
         self, error: PippinError, ring: Ring, request: GenerateRequest | EvaluateRequest, tries: Tries

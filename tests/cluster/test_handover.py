@@ -106,7 +106,8 @@ def test_a_ring_with_the_kv_of_a_recent_chat_is_warm():
     handover = Handover()
 
     def is_warm(now: float, ring: Ring, **traffic: int) -> bool:
-        return ring.place in handover.warm(view(peer("a", (ring.id, READY), **traffic), rings=(ring,)), now)
+        handover.note_use(view(peer("a", (ring.id, READY), **traffic), rings=(ring,)), now)
+        return ring.place in handover.warm(now)
 
     assert not is_warm(0.0, kept)
     assert is_warm(50.0, kept, running=1, requests=1)

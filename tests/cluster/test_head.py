@@ -195,7 +195,7 @@ async def test_what_users_told_a_head_before_the_last_one_is_outdated(monkeypatc
 
 async def test_a_named_model_makes_no_room_for_another(monkeypatch):
     monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
-    monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)
+    monkeypatch.setattr("node.cluster.wanted.WantedModels.loading", lambda *_: set())
     async with elected(monkeypatch) as (head, agent, specs):
         await loaded(head, specs, "small/one")
         with pytest.raises(NoCapacity):
@@ -361,7 +361,9 @@ async def test_a_model_that_is_being_loaded_makes_no_room(monkeypatch):
         with pytest.raises(NoCapacity):
             await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/first"]
-        monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)  # no request waits for it any more
+        monkeypatch.setattr(
+            "node.cluster.wanted.WantedModels.loading", lambda *_: set()
+        )  # no request waits for it any more
         await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/second"]
 
@@ -370,7 +372,7 @@ async def test_the_oldest_models_make_room_and_no_more_of_them_than_needed(monke
     placed = []
     monkeypatch.setattr("node.cluster.head.place", lambda *args, **more: placed.append(args) or place(*args, **more))
     monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
-    monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)
+    monkeypatch.setattr("node.cluster.wanted.WantedModels.loading", lambda *_: set())
     async with elected(monkeypatch) as (head, agent, specs):
         specs.go_on.set()
         await head._planned.wait()

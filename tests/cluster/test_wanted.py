@@ -115,11 +115,11 @@ def test_a_replica_that_cannot_be_loaded_is_tried_ever_less_often(monkeypatch: p
 
     for _ in range(3):
         report(StageState.FAILED)
-        pauses.append(loads.wanted.barred["org/m", "other"] - loads.at)
+        pauses.append(loads.wanted.retries["org/m", "other"].at - loads.at)
         loads.at += pauses[-1]
     assert pauses == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
     assert not loads.wanted.refusals(), "it is served"
     report(StageState.READY)
-    assert not loads.wanted.barred
+    assert not loads.wanted.barred()
     report(StageState.FAILED)
-    assert loads.wanted.barred["org/m", "other"] - loads.at == RETRY_S
+    assert loads.wanted.retries["org/m", "other"].at - loads.at == RETRY_S
