@@ -1,13 +1,13 @@
 """Balances requests over a model's rings: a ring that served a prompt with the same beginning, unless others have less to do.
 
-Pure: rings, their loads and the time in, a ring out. The idea is that of SGLang's cache-aware router
+Pure: rings, their traffic and the time in, a ring out. The idea is that of SGLang's cache-aware router
 (https://lmsys.org/blog/2024-12-04-sglang-v0-4/), with hashes of blocks instead of a tree.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from node.core.rings import Ring, StageSpec
+from node.core.rings import Ring, RingPlace
 
 BLOCK = 32
 """Tokens of a prompt that share one entry."""
@@ -17,18 +17,15 @@ IMBALANCE = 4
 """A ring is preferred for its prefix while it has at most this many requests more than the idlest: so much larger a batch
 is hardly slower, but a long prompt takes long to compute."""
 REPORT_S = 1.0
-"""The loads that drivers report may lack requests that are younger than this."""
-
-Place = tuple[str, tuple[StageSpec, ...]]
-"""A model and the stages that hold it: a ring's successor has its KV."""
+"""The traffic that drivers report may lack requests that are younger than this."""
 
 
 class Balancer:
     """Remembers the requests that one gateway sent, and the places to which it sent them."""
 
     def __init__(self) -> None:
-        self._served: OrderedDict[int, Place] = OrderedDict()
-        """The last place of a prompt, by the prompt's hash up to the end of a block; in the order of use."""
+        self._served: OrderedDict[int, RingPlace] = OrderedDict()
+        """The last place of a prompt, whose next ring has its KV; by the prompt's hash up to the end of a block, in the order of use."""
         self._begun: deque[tuple[float, str]] = deque()
         """Time and ring of the latest requests."""
 
@@ -36,20 +33,20 @@ class Balancer:
         self,
         rings: Sequence[Ring],
         tokens: Sequence[int],
-        loads: Mapping[str, int],
+        traffic: Mapping[str, int],
         now: float,
         suspect: Collection[str],
     ) -> Ring:
         """Choose among rings that are ready.
 
-        `tokens`: of the prompt. `loads`: requests of each ring, as its driver reports them. `suspect`: ids of nodes; a
+        `tokens`: of the prompt. `traffic`: requests of each ring, as its driver reports them. `suspect`: ids of nodes; a
         ring with one of them is chosen only if there is no other.
         """
         sound = [ring for ring in rings if not any(node in suspect for node in ring.nodes)] or rings
         while self._begun and now - self._begun[0][0] > REPORT_S:
             self._begun.popleft()
         began = [ring for _, ring in self._begun]
-        work = {ring.id: loads.get(ring.id, 0) + began.count(ring.id) for ring in sound}
+        work = {ring.id: traffic.get(ring.id, 0) + began.count(ring.id) for ring in sound}
         chosen = min(sound, key=lambda ring: (work[ring.id], len(ring.stages)))
         known = self._last_served(tokens, {ring.place: ring for ring in sound})
         if known and work[known.id] - work[chosen.id] <= IMBALANCE:
@@ -58,7 +55,7 @@ class Balancer:
         self._begun.append((now, chosen.id))
         return chosen
 
-    def _last_served(self, tokens: Sequence[int], rings: Mapping[Place, Ring]) -> Ring | None:
+    def _last_served(self, tokens: Sequence[int], rings: Mapping[RingPlace, Ring]) -> Ring | None:
         """The ring that served the prompt with the longest common beginning, if it is among these."""
         found = None
         for block in _blocks(tokens):
@@ -67,7 +64,7 @@ class Balancer:
             found = rings.get(self._served[block], found)
         return found
 
-    def _note(self, tokens: Sequence[int], place: Place) -> None:
+    def _note(self, tokens: Sequence[int], place: RingPlace) -> None:
         for block in _blocks(tokens):
             self._served[block] = place
             self._served.move_to_end(block)

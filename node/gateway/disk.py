@@ -1,9 +1,9 @@
 """Models on this node's disk, fetched and removed for users."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import aclosing
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
 
 from node.cluster.allowlist import Allowlist
 from node.cluster.model_specs import ModelSpecs
@@ -17,6 +17,8 @@ from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
 from node.model.files import Files
 from node.model.stage_fetch import Progress
+
+T = TypeVar("T")
 
 TELL_S = 0.5
 """Interval at which the progress of a download is told."""
@@ -72,52 +74,34 @@ class Disk:
         self._allowlist.check(model)
         self._pulled.append(model)
         try:
-            async with aclosing(self._fetch(model, client)) as progress:
-                async for each in progress:
-                    yield each
+            async with self._turns.turn(client):
+                spec = await self._specs.find(model)
+            size, share = spec.weight_bytes, 0.0
+
+            def note(download: Download) -> None:
+                nonlocal share
+                share = download.share
+
+            async with _running(self._fetch(Shard(spec.version, 0, spec.layers), note, client)) as fetching:
+                while not (await asyncio.wait([fetching], timeout=TELL_S))[0]:
+                    yield Pulled(model, round(share * size), size)
+                await fetching
+            await self._refresh()
+            yield Pulled(model, size, size)
         finally:
             self._pulled.remove(model)
 
-    async def _fetch(self, model: str, client: str) -> AsyncGenerator[Pulled, None]:
-        async with self._turns.turn(client):
-            spec = await self._specs.find(model)
-        size, share = spec.weight_bytes, 0.0
-
-        def note(download: Download) -> None:
-            nonlocal share
-            share = download.share
-
-        whole = Shard(spec.version, 0, spec.layers)
-        fetching = asyncio.create_task(self._fetch_in_turns(whole, note, client), name=f"pull {model}")
-        try:
-            while not (await asyncio.wait([fetching], timeout=TELL_S))[0]:
-                yield Pulled(model, round(share * size), size)
-            await fetching
-        finally:
-            fetching.cancel()
-            await asyncio.wait([fetching])
-        await self._refresh()
-        yield Pulled(model, size, size)
-
-    async def _fetch_in_turns(self, whole: Shard, progress: Progress, client: str) -> None:
+    async def _fetch(self, whole: Shard, progress: Progress, client: str) -> None:
+        """Fetch a model in turns. Each lasts until it is here, or another client is to have one; what has come is kept."""
         while True:
             async with self._turns.turn(client):
-                if await self._fetch_in_a_turn(whole, progress, client):
-                    return
-
-    async def _fetch_in_a_turn(self, whole: Shard, progress: Progress, client: str) -> bool:
-        """Fetch a model until it is here, or another client is to have the turn; whatever has come is kept."""
-        files = self._files.of_shard(whole, ends=True, progress=progress, downloads=self._pools.pulls)
-        fetching, end = asyncio.create_task(files), now() + TURN_S
-        try:
-            while not (await asyncio.wait([fetching], timeout=TELL_S))[0]:
-                if now() >= end and self._turns.is_wanted(client):
-                    return False
-            await fetching
-        finally:
-            fetching.cancel()
-            await asyncio.wait([fetching])
-        return True
+                files = self._files.of_shard(whole, ends=True, progress=progress, downloads=self._pools.pulls)
+                async with _running(files) as fetching:
+                    end = now() + TURN_S
+                    while now() < end or not self._turns.is_wanted(client):
+                        if (await asyncio.wait([fetching], timeout=TELL_S))[0]:
+                            await fetching
+                            return
 
     async def remove(self, name: str) -> tuple[str, int]:
         """Delete the files of a model that were fetched from the hub or from nodes. Returns its id and their bytes.
@@ -137,3 +121,14 @@ class Disk:
     async def _refresh(self) -> None:
         await self._pools.files.run(self._catalogue.refresh)
         self._changed()
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, T]) -> AsyncGenerator[asyncio.Task[T], None]:
+    """A task that ends with the context."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -84,9 +84,8 @@ class ModelIndex:
         entry, model = self.known(name), self._names.match(name)
         if entry is None or model is None:
             raise ModelNotFound(f"There is no model {name[:MAX_NAME_CHARS]!r} here.", param="model")
-        holders = [report.info.id for report in self._agent.alive() if model in (held.id for held in report.models)]
-        addresses = [address for node in holders if (address := self._agent.book.address_of(node))]
-        directory = await self._small_files(HeldModel(model, entry.revision), next(iter(addresses), None))
+        holder = next((address for address, _ in self._agent.holders(model)), None)
+        directory = await self._small_files(HeldModel(model, entry.revision), holder)
         config = await self._files.run(read_config, directory)
         template = await self._files.run(read_template, directory, self._catalogue.layouts.parser)
         contexts = [ring.context for ring in self._agent.placement.rings if ring.model == model]

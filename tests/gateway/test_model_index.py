@@ -24,8 +24,9 @@ def index(
 ) -> ModelIndex:
     """The index of a cluster of one node, which holds these models."""
     report = SimpleNamespace(info=SimpleNamespace(id="n1"), models=models, aliases=aliases, presets=())
-    book = SimpleNamespace(address_of=lambda node: None)
-    agent: Any = SimpleNamespace(placement=placement, info=report.info, alive=lambda: [report], book=book)
+    agent: Any = SimpleNamespace(
+        placement=placement, info=report.info, alive=lambda: [report], holders=lambda model: []
+    )
     catalogue = Catalogue(tmp_path, (), tmp_path, tmp_path)
     allowlist: Any = SimpleNamespace(filter=list)
 
