@@ -13,7 +13,7 @@ from dataclasses import replace
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.head import Head
-from node.core.clock import in_step, now
+from node.core.clock import LOOK_S, in_step, now
 from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
 from node.core.errors import ModelBusy, ModelNotFound, NodeNotFound, NotReady, PeerUnavailable, PippinError
 from node.core.node_names import node_named
@@ -22,8 +22,6 @@ from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
-"""Interval at which idle models are looked for."""
 APPLIED_S = 5.0
 """Time within which a node adopts the placement without a model, and reports its new state. It does so at once; a slower
 one is about to leave the cluster."""
@@ -56,7 +54,8 @@ class Commands:
         """
         if isinstance(command, DrainNode):
             await self._agent.elected()  # by then the other nodes are known as well
-            command = replace(command, node=self._node_named(command.node))
+            alive = [peer.report.info for peer in self._agent.view().peers if peer.state is NodeState.ALIVE]
+            command = replace(command, node=node_named(command.node, {info.id: info.name for info in alive}))
         else:
             command = replace(command, model=await self._model_named(command.model))
         self._check(command)
@@ -86,10 +85,6 @@ class Commands:
     def _check(self, command: Command) -> None:
         if isinstance(command, LoadModel):
             self._allowlist.check(command.model)
-
-    def _node_named(self, name: str) -> str:
-        alive = [peer.report.info for peer in self._agent.view().peers if peer.state is NodeState.ALIVE]
-        return node_named(name, {info.id: info.name for info in alive})
 
     # --- models -------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from node.cluster.agent import Agent
-from node.core.clock import in_step, now
+from node.core.clock import LOOK_S, in_step, now
 from node.core.errors import PippinError
 from node.core.nodes import PeerHint
 from node.core.reports import NodeReport, StageState
@@ -19,10 +19,8 @@ from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
-"""Interval of looks whether an address is to be measured: at once when the addresses or the path in use have changed."""
 PROBE_S = 30.0
-"""Interval of measurements else. What is plugged in usually changes an address; a path that is lost is noticed by heartbeats if it
+"""Interval of measurements, unless the addresses or the path in use have changed. What is plugged in usually changes an address; a path that is lost is noticed by heartbeats if it
 is in use, and tried in vain if it is not.
 """
 

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable
+from ipaddress import ip_address
 
 from api.http.server import ApiServer
 from node import PROTOCOL, __version__
@@ -35,7 +36,8 @@ class Network:
         self._facts = facts
         secret = read_secret(options.secret_file)
         security = secure(secret, options.cluster, data.key) if secret else None
-        self.has_secret = security is not None
+        self.is_open = security is None and not (options.host and ip_address(options.host).is_loopback)
+        """Whether any node that reaches this one may join."""
         every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         hosts = (options.host or every,)
         self.api = ApiServer(hosts, options.api_port, ollama_port=options.ollama_port)
@@ -56,7 +58,7 @@ class Network:
             started_at=time.time_ns() // 1_000_000,
             system=system_name(),
         )
-        book = AddressBook(info.id, self.client, interfaces, anywhere=self.has_secret)
+        book = AddressBook(info.id, self.client, interfaces, anywhere=security is not None)
         self.agent = Agent(
             info, data.identity.term, book, local_report, data.save_term, fail_after_s=options.fail_after
         )

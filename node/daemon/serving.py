@@ -2,7 +2,6 @@
 
 import socket
 import time
-from ipaddress import ip_address
 
 from api.app import create_app
 from api.responses.keeper import KEEPER
@@ -42,24 +41,16 @@ class Serving:
         recent: RecentLines,
     ) -> None:
         """`usable`: bytes of memory for models. `recent`: the log of this process."""
-        self._agent = network.agent
-        self._models = models
         agent, client = network.agent, network.client
-        self.rings = Rings(
-            agent,
-            agent.book,
-            compute,
-            client,
-            models.files.of_shard,
-            models.grammars,
-            RingOptions(
-                usable=usable,
-                max_queue=options.max_queue,
-                max_batch=options.max_batch,
-                step_timeout_s=options.step_timeout,
-                guesses=options.guesses,
-            ),
+        self._agent, self._models = agent, models
+        limits = RingOptions(
+            usable=usable,
+            max_queue=options.max_queue,
+            max_batch=options.max_batch,
+            step_timeout_s=options.step_timeout,
+            guesses=options.guesses,
         )
+        self.rings = Rings(agent, agent.book, compute, client, models.files.of_shard, models.grammars, limits)
         self.head = Head(
             agent,
             models.specs,
@@ -71,7 +62,6 @@ class Serving:
         names, allowlist = ModelNames(agent, catalogue, pools.files), Allowlist(agent, options.allow_models)
         self.commands = Commands(agent, self.head, client, allowlist, names.id_of, self._release)
         router = Router(agent, self.rings, client, self.head.want)
-        is_loopback = bool(options.host) and ip_address(options.host).is_loopback
         self.gateway = Gateway(
             ModelIndex(agent, catalogue, names, allowlist, small_files, pools.files, int(time.time())),
             OpenModels(agent, names, allowlist, router, small_files, sandboxes, pools),
@@ -81,7 +71,7 @@ class Serving:
             Disk(names, allowlist, catalogue, models.specs, models.files, pools, self.rings.models, agent.touch),
             Monitor(
                 *(agent, self.rings, router, pools, grammars, sandboxes),
-                open_cluster=not network.has_secret and not is_loopback,
+                open_cluster=network.is_open,
                 other_secret=network.other_secret,
             ),
             Peers(agent, client, recent),

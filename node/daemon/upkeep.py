@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from node.cluster.agent import Agent
-from node.core.clock import in_step
+from node.core.clock import LOOK_S, in_step
 from node.core.pool import Pool
 from node.core.reports import Issue, Severity
 from node.core.retried import Retried
@@ -15,8 +15,6 @@ from node.host.interfaces import Interface, addresses, multicast_addresses
 from node.members.discovery import Discovery
 from node.model.catalogue import Catalogue
 
-LOOK_S = 5.0
-"""Interval at which this machine's addresses are read, and the disk is searched for models that were added or deleted."""
 CATALOGUE_SHARE = 20
 """A slow search is followed by a pause of this many times its duration."""
 FIRST_SEARCH_S = 10.0
