@@ -25,7 +25,7 @@ class Constraint:
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher: LLMatcher | None = matcher
-        self._taken = 0
+        self._consumed = 0
         self.memory = 0
         """Bytes that it counts towards the limit of all grammars."""
         self.error: PippinError | None = None
@@ -42,8 +42,8 @@ class Constraint:
         matcher = self._matcher
         if matcher is None:
             return None
-        if matcher.consume_tokens(list(generated[self._taken :])):
-            self._taken = len(generated)
+        if matcher.consume_tokens(list(generated[self._consumed :])):
+            self._consumed = len(generated)
             bits: bytes = matcher.compute_bitmask()
             if not matcher.is_error():
                 return bits
@@ -85,10 +85,15 @@ class Constraints:
 
     def read(self, folder: CleanFolder) -> None:
         """Read the tokenizer, from the cleaned copy of its files, which takes up to a second. Raises ModelBroken."""
-        try:
-            self._tokenizer = _read(folder, self._vocabulary)
-        except BadRequest as error:
-            self._unusable = error.message
+        tokenizer = Tokenizer(folder)
+        ends = sorted(token for token in tokenizer.eos if token < self._vocabulary)
+        if not tokenizer.has_fixed_bytes:
+            self._unusable = "This model's tokens have no fixed bytes, so it cannot follow a grammar."
+        elif not ends:
+            self._unusable = "This model has no token that ends an answer, so it cannot follow a grammar."
+        else:
+            tokens = _Tokens(tokenizer, ends[0], self._vocabulary)
+            self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=ends, slices=None)
 
     def begin(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
         """Create the constraint of a session with these tokens. A sandbox must have tried the grammar: see
@@ -103,16 +108,6 @@ class Constraints:
         if matcher.is_error() or constraint.allowed(generated) is None:
             raise BadRequest(f"The grammar can't be followed: {error_of(matcher)}")
         return constraint
-
-
-def _read(folder: CleanFolder, vocabulary: int) -> LLTokenizer:
-    tokenizer = Tokenizer(folder)
-    if not tokenizer.has_fixed_bytes:
-        raise BadRequest("This model's tokens have no fixed bytes, so it cannot follow a grammar.")
-    ends = sorted(token for token in tokenizer.eos if token < vocabulary)
-    if not ends:
-        raise BadRequest("This model has no token that ends an answer, so it cannot follow a grammar.")
-    return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, ends[0], vocabulary)), eos_token=ends, slices=None)
 
 
 class _Tokens:

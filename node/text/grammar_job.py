@@ -42,9 +42,8 @@ def make_job() -> Job:
         thread.join()
         return json.dumps(replies.pop()).encode()
 
-    answer(
-        json.dumps({"schema": {}, "strict": True, "param": ""}).encode()
-    )  # the first grammar takes additional memory, which must not count
+    # The first grammar takes additional memory, which must not count.
+    answer(json.dumps({"schema": {}, "strict": True, "param": ""}).encode())
     return answer
 
 
@@ -59,14 +58,11 @@ def _answer(tokenizer: LLTokenizer, request: Mapping[str, Any]) -> dict[str, Any
 
 
 def _make(request: Mapping[str, Any]) -> str:
-    match request:
-        case {"grammar": str() as grammar}:
-            return grammar
-        case {"schema": schema, "strict": strict, "param": param}:
-            return json_grammar(schema, strict=strict, param=param)
-        case _:
-            functions = [Function(**each) for each in request["functions"]]
-            return calls_grammar(functions, many=request["many"], param=request["param"], answer=request["answer"])
+    if "grammar" in request:
+        return str(request["grammar"])
+    if "schema" in request:
+        return json_grammar(**request)
+    return calls_grammar(**{**request, "functions": [Function(**each) for each in request["functions"]]})
 
 
 def _try(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:

@@ -29,9 +29,9 @@ MAX_LEVELS = 64
 """Maximum depth of nesting."""
 MAX_GRAMMAR = 2**20
 """Maximum characters of a grammar."""
-MAX_HELD = 2**30
+MAX_IN_USE = 2**30
 """Maximum total bytes of the grammars of all sessions on a node. No client has more of it than is left for others."""
-_MIN_HELD = 4 * 2**20
+_MIN_IN_USE = 4 * 2**20
 """Minimum bytes that a session's grammar counts, as following it takes memory, too."""
 _MEMORY = 256 * 2**20
 _AT_ONCE, _WAITING = 2, 1024
@@ -48,7 +48,7 @@ class Grammars:
 
     def __init__(self, server: SandboxServer, seconds: float = 2.0) -> None:
         """`seconds`: time limit for making one grammar."""
-        bounds = Bounds(seconds, _MEMORY, reply=16 * MAX_GRAMMAR, kept=_MIN_HELD)
+        bounds = Bounds(seconds, _MEMORY, reply=16 * MAX_GRAMMAR, kept=_MIN_IN_USE)
         start = partial(Sandbox.start, server, "node.text.grammar_job:make_job", bounds)
         self._sandboxes = Sandboxes(start, FairTurns("a grammar to be made", _AT_ONCE, _WAITING))
         self._server = server
@@ -60,7 +60,7 @@ class Grammars:
         """Grammars by the hash of the request."""
         self._memory: LruCache[bytes, int] = LruCache(4096)
         """Bytes of each grammar that a sandbox has tried, by the hash of its text."""
-        self._held: weakref.WeakKeyDictionary[Constraint, str] = weakref.WeakKeyDictionary()
+        self._clients: weakref.WeakKeyDictionary[Constraint, str] = weakref.WeakKeyDictionary()
         """The client of each constraint."""
 
     async def start(self) -> None:
@@ -112,42 +112,29 @@ class Grammars:
         """Create the constraint of a client's session, which must close it. Raises BadRequest, ModelBroken, Overloaded,
         NotReady.
         """
-        memory = max(_MIN_HELD, await self._memory_of(grammar, client))
-        await self._read_tokenizer(constraints)
-        async with self._turns.turn(client):
-            self._check_held(memory, client)
-            constraint = await self._compiling.run(constraints.begin, grammar, generated)
-            constraint.memory = memory
-            self._held[constraint] = client
-        return constraint
-
-    def _check_held(self, memory: int, client: str) -> None:
-        """Raises Overloaded if a client's grammars would take more than is left for the next client's."""
-        own = sum(each.memory for each, of in self._held.items() if of == client)
-        held = sum(each.memory for each in self._held)
-        if own + memory > MAX_HELD - held:
-            raise Overloaded(
-                f"Your grammars take {format_bytes(own)}, and those of all requests {format_bytes(held)} of "
-                f"{format_bytes(MAX_HELD)}."
-            )
-
-    async def _read_tokenizer(self, constraints: Constraints) -> None:
-        """Have a sandbox read a model's tokenizer, then this process. One at a time, as some take 0.5 GB."""
-        async with self._reading_tokenizer:
-            if constraints.is_read:
-                return
-            async with tokenizer_sandbox(self._server, constraints.directory) as (sandbox, folder):
-                sandbox.end()
-                await self._compiling.run(constraints.read, folder)
-
-    async def _memory_of(self, grammar: str, client: str) -> int:
-        """Bytes of the grammar, which may come from another node, after a sandbox has tried it."""
         if len(grammar) > MAX_GRAMMAR:
             raise BadRequest(f"The grammar has {len(grammar):,} characters; {MAX_GRAMMAR:,} are the most.")
         key = sha256(grammar.encode()).digest()
-        if self._memory.get(key) is None:
+        if self._memory.get(key) is None:  # it may come from another node
             await self._try(json.dumps({"grammar": grammar}).encode(), "The grammar", None, client)
-        return self._memory.get(key) or 0
+        memory = max(_MIN_IN_USE, self._memory.get(key) or 0)
+        async with self._reading_tokenizer:  # one at a time, as some take 0.5 GB
+            if not constraints.is_read:
+                async with tokenizer_sandbox(self._server, constraints.directory) as (sandbox, folder):
+                    sandbox.end()
+                    await self._compiling.run(constraints.read, folder)
+        async with self._turns.turn(client):
+            own = sum(each.memory for each, of in self._clients.items() if of == client)
+            whole = sum(each.memory for each in self._clients)
+            if own + memory > MAX_IN_USE - whole:  # more than would be left for the next client's
+                raise Overloaded(
+                    f"Your grammars take {format_bytes(own)}, and those of all requests {format_bytes(whole)} of "
+                    f"{format_bytes(MAX_IN_USE)}."
+                )
+            constraint = await self._compiling.run(constraints.begin, grammar, generated)
+            constraint.memory = memory
+            self._clients[constraint] = client
+        return constraint
 
     async def _try(self, request: bytes, what: str, param: str | None, client: str) -> str:
         try:

@@ -156,7 +156,7 @@ class Target:
     def _check_limits(self, what: str) -> None:
         """Check health during these attacks, and the memory that the nodes keep after them.
 
-        While requests run, their grammars take memory: up to MAX_HELD of node/text/grammars.py. So their peak is only shown.
+        While requests run, their grammars take memory: up to MAX_IN_USE of node/text/grammars.py. So their peak is only shown.
         """
         limits = self._limits
         p99_ms, max_ms, polls, failed = self._watch.figures()

@@ -149,7 +149,7 @@ async def test_a_driver_compiles_nothing_that_was_not_tried(grammars, constraint
 
 
 async def test_grammars_of_all_sessions_have_a_bound_and_make_room_when_they_end(grammars, constraints, monkeypatch):
-    monkeypatch.setattr(limits, "MAX_HELD", 6 * limits._MIN_HELD)
+    monkeypatch.setattr(limits, "MAX_IN_USE", 6 * limits._MIN_IN_USE)
     grammar = await grammars.json(PERSON, strict=True, param="x", client="a")
     held = [await grammars.begin(constraints, grammar, (), client="a") for _ in range(3)]
     with pytest.raises(Overloaded, match=r"Your grammars take 12\.0 MB, .* 12\.0 MB of 24\.0 MB"):
@@ -164,7 +164,7 @@ async def test_grammars_of_all_sessions_have_a_bound_and_make_room_when_they_end
 
 
 async def test_grammars_that_begin_at_once_have_the_same_bound(grammars, constraints, monkeypatch):
-    monkeypatch.setattr(limits, "MAX_HELD", 6 * limits._MIN_HELD)
+    monkeypatch.setattr(limits, "MAX_IN_USE", 6 * limits._MIN_IN_USE)
     grammar = await grammars.json(PERSON, strict=True, param="x", client="a")
     begun = [grammars.begin(constraints, grammar, (), client="a") for _ in range(5)]
     held = await asyncio.gather(*begun, return_exceptions=True)
