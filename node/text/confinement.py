@@ -51,35 +51,24 @@ def confine(folder: str) -> None:
     sys.dont_write_bytecode = True
     if sys.platform == "linux":
         _restrict(readable, writable)
-    sys.addaudithook(_Hook(readable, writable))
 
-
-class _Hook:
-    """Refuses events of Python code by an OSError, as the system would."""
-
-    def __init__(self, readable: Iterable[str], writable: Iterable[str]) -> None:
-        self._writable = tuple(writable)
-        self._readable = (*readable, *writable)
-
-    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+    def refuse(event: str, args: tuple[Any, ...]) -> None:
+        """Refuses events of Python code by an OSError, as the system would."""
         if event == "open":
             path, _, flags = args
-            allowed = self._writable if flags & _WRITES else self._readable
+            allowed = writable if flags & _WRITES else [*readable, *writable]
         elif event in _LISTS:
-            path, allowed = args[0], self._readable
+            path, allowed = args[0], [*readable, *writable]
         elif event.startswith(_REFUSED) and event not in _HARMLESS:
             raise PermissionError(f"a sandbox may not do this: {event}")
         else:
             return
-        if not _is_beneath(path, allowed):
+        # A number is that of a file that is open already, which is beneath nothing.
+        real = "" if isinstance(path, int) else os.path.realpath(os.fsdecode("." if path is None else path))
+        if not any(real == root or real.startswith(root + os.sep) for root in allowed):
             raise PermissionError(f"a sandbox may not do this outside of its folder: {event}")
 
-
-def _is_beneath(path: Any, roots: Iterable[str]) -> bool:
-    if isinstance(path, int):  # a file that is open already
-        return False
-    real = os.path.realpath(os.fsdecode("." if path is None else path))
-    return any(real == root or real.startswith(root + os.sep) for root in roots)
+    sys.addaudithook(refuse)
 
 
 def check_system() -> None:
@@ -116,10 +105,10 @@ def _restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
     rules = call(_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     for paths, rights in ((readable, _READING), (writable, _READING | _WRITING)):
         for path in paths:
-            held = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
             given = rights & files if Path(path).is_dir() else rights & files & _OF_FILES
-            call(_ADD, rules, _BENEATH, struct.pack("=Qi", given, held), 0)
-            os.close(held)
+            call(_ADD, rules, _BENEATH, struct.pack("=Qi", given, opened), 0)
+            os.close(opened)
     system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     call(_RESTRICT, rules, 0)
     os.close(rules)

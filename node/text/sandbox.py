@@ -171,22 +171,21 @@ class Sandbox(asyncio.Protocol):
     async def _replied(self, seconds: float, *, finish: bool = False) -> bytes:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(min(_CHECK_S, seconds), self._check_limits, loop.time() + seconds, seconds)
+        self._reply.add_done_callback(self._stop_checks)
         try:
-            reply = await (asyncio.shield(self._reply) if finish else self._reply)
+            reply = await asyncio.shield(self._reply)
         except asyncio.CancelledError:
-            if finish:
-                # Retrieved, or asyncio would log that it never was.
-                self._reply.add_done_callback(lambda reply: reply.exception())
-            else:
+            if not finish:
                 self.end()
             raise
-        finally:
-            if self._reply.done():
-                self._timer.cancel()
         if reply[:1] != ANSWERED:
             self.end()
             raise SandboxFailed(f"it failed with {reply[1:].decode(errors='replace')}")
         return reply[1:]
+
+    def _stop_checks(self, reply: asyncio.Future[bytes]) -> None:
+        self._timer.cancel()
+        reply.exception()  # retrieved, or asyncio would log that nobody did
 
     def _check_limits(self, deadline: float, seconds: float) -> None:
         loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -56,16 +57,9 @@ def main() -> None:
                 node.close()
                 _run(request, channel)
         node.sendall(START_REPLY.pack(process))
-        _reap()
-
-
-def _reap() -> None:
-    """Reap processes that have ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # reaps those that have ended
+                pass
 
 
 def _run(request: bytes, channel: socket.socket) -> None:
@@ -95,9 +89,10 @@ def _limit(memory: int) -> None:
 def _serve(channel: socket.socket, answer: Job) -> None:
     """Process one request after the other, until the node closes the socket."""
     _send(channel, ANSWERED)
-    while head := _read(channel, REQUEST_HEADER.size):
+    requests = channel.makefile("rb")
+    while head := requests.read(REQUEST_HEADER.size):
         length, seconds = REQUEST_HEADER.unpack(head)
-        request = _read(channel, length)
+        request = requests.read(length)
         # Ends the process in the middle of native code, too, and also when the node has died.
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
@@ -110,14 +105,6 @@ def _serve(channel: socket.socket, answer: Job) -> None:
 
 def _send(channel: socket.socket, reply: bytes) -> None:
     channel.sendall(REPLY_HEADER.pack(len(reply)) + reply)
-
-
-def _read(channel: socket.socket, size: int) -> bytes:
-    """Read `size` bytes; fewer if the node closes the socket."""
-    data = bytearray()
-    while len(data) < size and (part := channel.recv(min(size - len(data), 2**20))):
-        data += part
-    return bytes(data)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from node.text.tokenizer_files import PREFIX
 log = logging.getLogger(__name__)
 
 EXECUTABLE = Path("/usr/bin/sandbox-exec")
-_TRY_S = 10.0
 
 
 def command(executable: Path = EXECUTABLE) -> list[str]:
@@ -28,7 +27,7 @@ def command(executable: Path = EXECUTABLE) -> list[str]:
     confined = [str(executable), "-p", profile()]
     attempt = [*confined, sys.executable, "-P", "-c", f"import {__name__}"]
     try:
-        subprocess.run(attempt, check=True, capture_output=True, timeout=_TRY_S)  # noqa: S603 - this very program
+        subprocess.run(attempt, check=True, capture_output=True, timeout=10)  # noqa: S603 - this very program
     except (OSError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", b"") or str(error).encode()
         log.warning(
@@ -45,6 +44,7 @@ def profile() -> str:
     programs = {Path(path).resolve() for path in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     code = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     readable = sorted({*programs, *code, *(Path(path).resolve() for path in node.__path__)})
+    pattern = re.sub(r"[^\w/-]", lambda found: f"[{found[0]}]", str(temporary))
     return "\n".join(
         [
             "(version 1)",
@@ -57,19 +57,12 @@ def profile() -> str:
             f"(deny file-read-data {_beneath([*homes, Path.home().resolve(), temporary])})",
             f"(allow file-read-data {_beneath(readable)})",
             "(deny file-write*)",
-            f'(allow file-read* file-write* (regex #"^{_as_pattern(temporary)}/{PREFIX}"))',
+            f'(allow file-read* file-write* (regex #"^{pattern}/{PREFIX}"))',
             '(allow file-write* (literal "/dev/null"))',
         ]
     )
 
 
 def _beneath(paths: list[Path]) -> str:
-    return " ".join(f'(subpath "{_escaped(path)}")' for path in paths)
-
-
-def _escaped(path: Path) -> str:
-    return str(path).replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _as_pattern(path: Path) -> str:
-    return re.sub(r"[^\w/-]", lambda found: f"[{found[0]}]", str(path))
+    escaped = [str(path).replace("\\", "\\\\").replace('"', '\\"') for path in paths]
+    return " ".join(f'(subpath "{path}")' for path in escaped)
