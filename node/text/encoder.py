@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -48,7 +49,7 @@ class Encoder:
     def encode_fragment(self, text: str) -> list[int]:
         """Encode a piece from the middle of a text; control strings in it do not become control tokens."""
         with self._lock, panics_as_errors():
-            return self._encode_typed(text, first=False)
+            return _in_the_middle(self._encode_plain, text)
 
     def encode_prediction(self, text: str) -> list[int]:
         """Encode a text as a model writes it in an answer, with added tokens that are ordinary text (runs of blanks).
@@ -60,14 +61,27 @@ class Encoder:
             return _in_the_middle(self._encode_plain if typed else self._encode_added, text)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        more: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        context: int = sys.maxsize,
+        max_token_chars: int = 1,
     ) -> list[int]:
-        """Tokens of the chat that `render` returns."""
-        return self.encode_segments(self.render(messages, tools, **kwargs))
+        """Tokens of the chat that `render` returns, with `more` as its variables. Raises as `render` and `check_length` do."""
+        segments = self.render(messages, tools, **more)
+        check_length(sum(len(text) for text, _ in segments), context, max_token_chars, param="messages")
+        return self.encode_segments(segments)
 
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
-        """Tokens of the chat that `render_pieces` returns, with BOS as in `encode`."""
-        return self._with_bos(self.encode_segments(self.render_pieces(pieces)))
+        """Tokens of a chat of pieces (text, typed by a user?), joined without a template, with BOS as in `encode`.
+
+        Control strings become control tokens except in typed pieces. Raises BadRequest.
+        """
+        marks = Marks(self._control_strings, [text for text, _ in pieces])
+        joined = "".join(marks.shield(text) if typed else text for text, typed in pieces)
+        return self._with_bos(self.encode_segments(marks.segments(joined)))
 
     def render(
         self,
@@ -81,30 +95,37 @@ class Encoder:
         If the last message is the assistant's, the answer continues it, unless the template prevents that. `kwargs` are
         passed to the template. Raises BadRequest if the template refuses the messages.
         """
-        if self._renderer is self._hf and self._hf.chat_template is None:
+        template = self._hf.chat_template
+        if self._renderer is self._hf and template is None:
             raise BadRequest("This model has no chat template.", hint="Use /v1/completions.", param="messages")
+
+        def lacks(name: str) -> bool:
+            return isinstance(template, str) and name not in template
+
+        if self._renderer is not self._hf:  # it is code, which refuses variables that it does not know
+            kwargs.pop("reasoning_effort", None)
+        elif "enable_thinking" in kwargs and lacks("enable_thinking"):  # some call it only `thinking`
+            kwargs.setdefault("thinking", kwargs["enable_thinking"])
         given = {
-            "messages": [self._with_known_role(message) for message in messages],
+            "messages": [  # `developer` is OpenAI's new name for `system`
+                {**each, "role": "system"} if each.get("role") == "developer" and lacks("developer") else dict(each)
+                for each in messages
+            ],
             "tools": list(tools) if tools else None,
-            **self._known_variables(kwargs),
+            **kwargs,
         }
         marks = Marks(self._control_strings, given)
         with self._lock:
             return list(marks.segments(self._render(add_generation_prompt, **marks.wrap(given))))
 
-    def render_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[Segment]:
-        """Join a chat of pieces (text, typed by a user?) without a template.
-
-        Control strings become control tokens except in typed pieces. Raises BadRequest.
-        """
-        marks = Marks(self._control_strings, [text for text, _ in pieces])
-        return list(marks.segments("".join(marks.shield(text) if typed else text for text, typed in pieces)))
-
     def encode_segments(self, segments: Iterable[tuple[str, bool]]) -> list[int]:
         tokens: list[int] = []
         with self._lock, panics_as_errors():
             for text, typed in segments:
-                tokens += self._encode_typed(text, first=not tokens) if typed else self._encode_added(text)
+                if not typed:
+                    tokens += self._encode_added(text)
+                else:
+                    tokens += _in_the_middle(self._encode_plain, text) if tokens else self._encode_plain(text)
         return tokens
 
     def _render(self, add_generation_prompt: bool, *, messages: list[dict[str, Any]], **kwargs: Any) -> str:
@@ -125,31 +146,13 @@ class Encoder:
             raise BadRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
         return rendered
 
-    def _with_known_role(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Rename `developer`, OpenAI's new name for `system`, unless the template knows it."""
-        template = self._hf.chat_template
-        renamed = message.get("role") == "developer" and isinstance(template, str) and "developer" not in template
-        return {**message, "role": "system"} if renamed else dict(message)
-
-    def _known_variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Name the variables as the template does: some call `enable_thinking` only `thinking`."""
-        template = self._hf.chat_template
-        if self._renderer is not self._hf:  # it is code, which refuses variables that it does not know
-            return {name: value for name, value in given.items() if name != "reasoning_effort"}
-        if "enable_thinking" in given and isinstance(template, str) and "enable_thinking" not in template:
-            return {"thinking": given["enable_thinking"], **given}
-        return dict(given)
-
-    def _encode_typed(self, text: str, *, first: bool) -> list[int]:
-        """Encode without looking for added tokens. Not `first`: encode it as in the middle of a text."""
-        return self._encode_plain(text) if first else _in_the_middle(self._encode_plain, text)
-
     def _encode_added(self, text: str) -> list[int]:
         """Encode with the added tokens that are in the text."""
         tokens: list[int] = self._hf.encode(text, add_special_tokens=False)
         return tokens
 
     def _encode_plain(self, text: str) -> list[int]:
+        """Encode without looking for added tokens."""
         backend = getattr(self._hf, "backend_tokenizer", None)
         if backend is None:
             slow: list[int] = self._hf.encode(text, add_special_tokens=False, split_special_tokens=True)

@@ -46,8 +46,8 @@ class TokenizerProcesses:
     def __init__(self, server: SandboxServer, directory: Path, pool: Pool) -> None:
         self._server = server
         self._directory = directory
-        self._pool = pool
-        self._threads = FairTurns("the threads for this model's texts", _AT_ONCE, _MAX_WAITING)
+        self.pool = pool
+        self.threads = FairTurns("the threads for this model's texts", _AT_ONCE, _MAX_WAITING)
         self._short, self._long = (
             Sandboxes(self._start, FairTurns("this model's tokenizer", 1, _MAX_WAITING), costly=True) for _ in range(2)
         )
@@ -89,15 +89,10 @@ class TokenizerProcesses:
                     self._idle.cancel()
                 self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._long.end)
 
-    async def work(self, client: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a client's work on a text in a thread. Raises Overloaded, and the exceptions of the function."""
-        async with self._threads.turn(client):
-            return await self._pool.run(function, *args, **kwargs)
-
     async def _start(self) -> Sandbox:
         async with tokenizer_sandbox(self._server, self._directory) as (sandbox, folder):
             if not self.is_open:
-                self.tokenizer = await self._pool.run(Tokenizer, folder)
+                self.tokenizer = await self.pool.run(Tokenizer, folder)
             controls = list(map(tuple, self.tokenizer.control_strings))
             _tokens(await sandbox.ask(_request("set_control_strings", {"controls": controls})))
         return sandbox
@@ -112,14 +107,13 @@ class SandboxedEncoder:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer in this process: detokenizes, and knows the model's family. Do not encode requests with
-        it.
-        """
+        """The model's tokenizer in this process: detokenizes, and knows the model's family. It encodes no requests."""
         return self._processes.tokenizer
 
     async def work(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run work on a long text that needs no sandbox in a thread. Raises Overloaded, and the function's exceptions."""
-        return await self._processes.work(self._client, function, *args, **kwargs)
+        async with self._processes.threads.turn(self._client):
+            return await self._processes.pool.run(function, *args, **kwargs)
 
     async def encode(
         self, text: str, *, context: int, param: str, bos: bool = True, truncate: bool = False
@@ -157,7 +151,7 @@ class SandboxedEncoder:
         bounds = {"context": context, "max_token_chars": self.tokenizer.max_token_chars}
         if not self.tokenizer.template_is_code:
             chat = {"messages": messages, "tools": tools, "more": more}
-            return await self._ask("encode_bounded_chat", context, "messages", **chat, **bounds)
+            return await self._ask("encode_chat", context, "messages", **chat, **bounds)
         segments = await self.work(self.tokenizer.render, messages, tools, **more)
         check_length(sum(len(text) for text, _ in segments), **bounds, param="messages")
         return await self._ask("encode_segments", context, "messages", segments=list(map(tuple, segments)))

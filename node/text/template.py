@@ -41,8 +41,8 @@ class Marks:
         """
         longest_first = sorted(controls, key=lambda control: len(control.text), reverse=True)
         self._controls = {control.text: control for control in longest_first}
-        taken = set(json.dumps(request, ensure_ascii=False))
-        free = list(islice((chr(code) for code in PRIVATE_USE if chr(code) not in taken), 2))
+        used = set(json.dumps(request, ensure_ascii=False))
+        free = list(islice((chr(code) for code in PRIVATE_USE if chr(code) not in used), 2))
         if len(free) < 2:
             raise BadRequest("The messages have all characters of Unicode's last private-use area.", param="messages")
         self._open, self._close = free
@@ -97,12 +97,7 @@ class Marks:
             if control.lstrip:
                 begin = start + len(rendered[start:begin].rstrip())
             if control.rstrip:
-                end = _skip_blanks(rendered, end)
+                end = next(BLANK_RUN.finditer(rendered, end)).end()
             yield rendered[start:begin], rendered[begin:end]
             start = end
         yield rendered[start:], ""
-
-
-def _skip_blanks(text: str, start: int) -> int:
-    blanks = BLANK_RUN.match(text, start)
-    return start if blanks is None else blanks.end()

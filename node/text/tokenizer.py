@@ -3,8 +3,8 @@
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mlx_lm import tokenizer_utils
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -18,13 +18,6 @@ from node.text.tokenizer_settings import ends
 
 Symbol = str | int
 """Character, or id of a control token."""
-
-
-class Detokenizer(Protocol):
-    """Incremental detokenizer. Returns a character once its last byte is complete."""
-
-    def add(self, token: int) -> str:
-        """Text that this token completes; empty for a control token."""
 
 
 class Tokenizer(Encoder):
@@ -53,11 +46,16 @@ class Tokenizer(Encoder):
         added = hf.added_tokens_decoder
         markers = [marker for edges in self.dialect.transitions.values() for marker, _ in edges]
         written = [*markers, *([hf.chat_template] if isinstance(hf.chat_template, str) else ())]
+
+        def is_markup(text: str) -> bool:
+            """Others are ordinary text, such as Gemma's runs of blanks and HTML tags."""
+            return not text.isspace() and any(text in each for each in written)
+
         self.eos = named_ends | ({hf.eos_token_id} - {None})
         """Ids of the tokens that end an answer."""
         self.control = self.eos | {token for token, entry in added.items() if entry.special}
         """Ids of the control tokens, whose text is never shown."""
-        self.markup = self.control | {token for token, entry in added.items() if _is_markup(entry.content, written)}
+        self.markup = self.control | {token for token, entry in added.items() if is_markup(entry.content)}
         """Ids of the tokens that templates use: the control tokens, and others such as <tool_call>, whose text is
         shown."""
         self.control_strings = [
@@ -90,78 +88,60 @@ class Tokenizer(Encoder):
     def token_bytes(self, token: int) -> bytes:
         """Bytes of a token, control tokens included; they may be part of a character."""
         if token not in self._bytes:
-            self._bytes[token] = self._read_bytes(token)
+            # Models often have more logits than their tokenizer has tokens; the additional ids have no text.
+            known = 0 <= token < self.vocab_size or token in self._added
+            name = self._hf.convert_ids_to_tokens(token) if known else None
+            if name is None:
+                self._bytes[token] = b""
+            else:
+                self._bytes[token] = self._to_bytes(name) if self._to_bytes else self._decoded([token]).encode()
         return self._bytes[token]
-
-    def _read_bytes(self, token: int) -> bytes:
-        # Models often have more logits than their tokenizer has tokens; the additional ids have no text.
-        known = 0 <= token < self.vocab_size or token in self._added
-        name = self._hf.convert_ids_to_tokens(token) if known else None
-        if name is None:
-            return b""
-        if self._to_bytes is None:
-            with self._lock, panics_as_errors():
-                text: str = self._hf.decode([token])
-            return text.encode()
-        return self._to_bytes(name)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of a complete sequence, without control tokens."""
-        shown = [token for token in tokens if token not in self.control]
-        if self._to_bytes is None:
-            with self._lock, panics_as_errors():
-                text: str = self._hf.decode(shown, clean_up_tokenization_spaces=False)
-            return text
-        return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
+        return self._joined([token for token in tokens if token not in self.control])
 
     def spell(self, tokens: Sequence[int]) -> str:
         """Text of a complete sequence, with control tokens, as transformers decodes it."""
+        text = self._joined(tokens)
+        # SentencePiece puts a blank before the first word.
+        is_added = self._to_bytes and text.startswith(" ") and not self._decoded(tokens[:1]).startswith(" ")
+        return text[1:] if is_added else text
+
+    def _joined(self, tokens: Sequence[int]) -> str:
         if self._to_bytes is None:
-            with self._lock, panics_as_errors():
-                decoded: str = self._hf.decode(tokens, clean_up_tokenization_spaces=False)
-            return decoded
-        text = b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
-        if text.startswith(" "):
-            with self._lock, panics_as_errors():
-                blank = self._hf.decode(tokens[:1]).startswith(" ")
-            return text if blank else text[1:]  # SentencePiece puts one before the first word
-        return text
+            return self._decoded(tokens, clean_up_tokenization_spaces=False)
+        return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+
+    def _decoded(self, tokens: Sequence[int], **how: bool) -> str:
+        with self._lock, panics_as_errors():
+            return str(self._hf.decode(tokens, **how))
 
     def names(self, tokens: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary writes them."""
         return [name or "" for name in self._hf.convert_ids_to_tokens(list(tokens))]
 
-    def detokenizer(self) -> Detokenizer:
-        return _WindowDetokenizer(self) if self._to_bytes is None else _ByteDetokenizer(self)
+    def detokenizer(self) -> "Detokenizer":
+        return Detokenizer(self)
 
 
-class _ByteDetokenizer:
-    """Detokenizer for tokens with fixed bytes: byte-level BPE, and SentencePiece with byte fallback."""
+class Detokenizer:
+    """Incremental detokenizer. Returns a character once its last byte is complete."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def add(self, token: int) -> str:
-        if token in self._tokenizer.control:
-            return ""
-        return self._utf8.decode(self._tokenizer.token_bytes(token))
-
-
-class _WindowDetokenizer:
-    """Detokenizer for tokens whose text depends on their neighbours: decodes a short window with and without the new
-    ones.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
         self._window: list[int] = []
         self._given = 0
         """Number of tokens of the window whose text has been returned; they stay as neighbours of the next ones."""
 
     def add(self, token: int) -> str:
+        """Text that this token completes; empty for a control token."""
         if token in self._tokenizer.control:
             return ""
+        if self._tokenizer.has_fixed_bytes:
+            return self._utf8.decode(self._tokenizer.token_bytes(token))
+        # The text of other tokens depends on their neighbours: a short window is decoded with and without the new ones.
         self._window.append(token)
         before = self._tokenizer.decode(self._window[: self._given])
         text = self._tokenizer.decode(self._window)
@@ -170,15 +150,6 @@ class _WindowDetokenizer:
         self._window = self._window[self._given :]
         self._given = len(self._window)
         return text[len(before) :]
-
-
-def _is_markup(text: str, written: Iterable[str]) -> bool:
-    """Whether an added token that is not marked special occurs in the template or is a marker, such as Qwen's
-    <tool_call>.
-
-    Others are ordinary text, such as Gemma's runs of blanks and HTML tags.
-    """
-    return not text.isspace() and any(text in each for each in written)
 
 
 def _byte_reader(hf: Any) -> Callable[[str], bytes] | None:

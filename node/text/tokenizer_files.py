@@ -24,11 +24,10 @@ VOCABULARIES = (
 )
 PREFIX = "pippin-tokenizer-"
 """Beginning of the names of private folders."""
-_STALE_S = 3600.0
 _MERGES = "merges.txt"
 _OTHERS = (
-    *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    "chat_template.jinja",
+    *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.jinja"),
 )
 _TEMPLATES = "additional_chat_templates"
 _MOST_TEMPLATES = 16
@@ -70,7 +69,7 @@ def remove_stale() -> None:
     with suppress(OSError):  # there may be no temporary folder
         for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
             found = folder.lstat()
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _STALE_S:
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > 3600:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -112,7 +111,10 @@ def _copy(directory: Path, folder: Path, name: str, most: int) -> bool:
     if not os.path.lexists(path):
         return False
     file = path.resolve(strict=True)
-    if not _may_read(file, name, directory.resolve()):
+    # A link may lead to a file in the model's directory or the hub's cache, or of the same name: the node itself makes
+    # links to the same files of other directories (`node.model.transfer.link`).
+    is_cached = any(part.startswith("models--") for part in file.parts) and {"blobs", "snapshots"} & set(file.parts)
+    if not (file.is_relative_to(directory.resolve()) or is_cached or file.name == Path(name).name):
         what = f"{name} of {directory.name} is a link to a file outside of the model."
         raise ModelBroken(what, hint="Put the file itself there.")
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as source:  # a pipe would block
@@ -125,12 +127,3 @@ def _copy(directory: Path, folder: Path, name: str, most: int) -> bool:
     with writing(folder):
         (folder / name).write_bytes(content)
     return True
-
-
-def _may_read(file: Path, name: str, directory: Path) -> bool:
-    """Whether a link may lead to a file: in the model's directory, in the hub's cache, or a file of the same name.
-
-    The node itself makes links to the same files of other directories (`node.model.transfer.link`).
-    """
-    is_cached = any(part.startswith("models--") for part in file.parts) and {"blobs", "snapshots"} & set(file.parts)
-    return file.is_relative_to(directory) or bool(is_cached) or file.name == Path(name).name

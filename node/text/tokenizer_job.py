@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from node.core.errors import ContextExceeded, ModelBroken, PippinError
-from node.text.encoder import Encoder, check_length
+from node.text.encoder import Encoder
 from node.text.sandbox_server import Job
 from node.text.template import ControlString
 from node.text.tokenizer_settings import clean
@@ -76,13 +76,6 @@ class _Encoder(Encoder):
         """Set the control strings; the node derives some of them from the model's family."""
         self._control_strings = [ControlString(*each) for each in controls]
         return []
-
-    def encode_bounded_chat(
-        self, messages: Any, tools: Any, more: dict[str, Any], context: int, max_token_chars: int
-    ) -> list[int]:
-        segments = self.render(messages, tools, **more)
-        check_length(sum(len(text) for text, _ in segments), context, max_token_chars, param="messages")
-        return self.encode_segments(segments)
 
 
 def _read(folder: str) -> Any:

@@ -29,7 +29,12 @@ def clean(folder: Path) -> None:
         _rewrite(folder / "tokenizer_config.json", lambda key: _SETTINGS.get(key) or _special(key))
         _rewrite(folder / "special_tokens_map.json", _special)
         _rewrite(folder / "added_tokens.json", lambda _: _number)
-        _check_vocabularies(folder)
+        # A vocabulary that is a text would be opened as a path, and one that is a number as a file of this process.
+        model, vocabulary = _read(folder / "tokenizer.json").get("model", {}), _read(folder / "vocab.json")
+        whole = isinstance(model.get("vocab", {}), dict | list) and isinstance(model.get("merges", []), list)
+        if not whole or not all(isinstance(token, int) for token in vocabulary.values()):
+            raise ValueError("tokenizer.json or vocab.json has no list of tokens")
+        _read(folder / "tekken.json")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ModelBroken(f"The tokenizer can't be read: {type(error).__name__}: {error}"[:500]) from error
 
@@ -59,16 +64,12 @@ def _check(fits: bool, value: Any) -> Any:
     return value
 
 
-def _flag(value: Any) -> Any:
-    return _check(isinstance(value, bool), value)
+def _of(*types: type) -> Kind:
+    """A value of one of the types themselves, as a bool is an int as well."""
+    return lambda value: _check(type(value) in types, value)
 
 
-def _number(value: Any) -> Any:
-    return _check(isinstance(value, int | float) and not isinstance(value, bool), value)
-
-
-def _string(value: Any) -> Any:
-    return _check(isinstance(value, str), value)
+_flag, _number, _string = _of(bool), _of(int, float), _of(str)
 
 
 def _text(pattern: str) -> Kind:
@@ -119,16 +120,9 @@ _SETTINGS: Mapping[str, Kind] = {
     **dict.fromkeys(
         (
             *("add_bos_token", "add_eos_token", "add_prefix_space", "clean_text", "clean_up_tokenization_spaces"),
-            *(
-                "do_basic_tokenize",
-                "do_lower_case",
-                "do_lowercase",
-                "do_upper_case",
-                "fix_mistral_regex",
-                "keep_accents",
-            ),
-            *("legacy", "legacy_behaviour", "remove_space", "spaces_between_special_tokens", "split_by_punct"),
-            *("split_special_tokens", "strip_accents", "tokenize_chinese_chars", "trim_offsets"),
+            *("do_basic_tokenize", "do_lower_case", "do_lowercase", "do_upper_case", "fix_mistral_regex"),
+            *("keep_accents", "legacy", "legacy_behaviour", "remove_space", "spaces_between_special_tokens"),
+            *("split_by_punct", "split_special_tokens", "strip_accents", "tokenize_chinese_chars", "trim_offsets"),
             "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
         ),
         _flag,
@@ -152,11 +146,9 @@ def _special(key: str) -> Kind | None:
         return _tokens
     if key in _NAMED:
         return _token
-    return (
-        (lambda value: _token(value) if isinstance(value, str | dict) else None)
-        if _SPECIAL_TOKEN.fullmatch(key)
-        else None
-    )
+    if _SPECIAL_TOKEN.fullmatch(key):
+        return lambda value: _token(value) if isinstance(value, str | dict) else None
+    return None
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -186,12 +178,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} is not a JSON object")  # noqa: TRY004 - a fault of the file
     return found
-
-
-def _check_vocabularies(folder: Path) -> None:
-    """A vocabulary that is a text would be opened as a path, and one that is a number as a file of this process."""
-    model = _read(folder / "tokenizer.json").get("model", {})
-    whole = isinstance(model.get("vocab", {}), dict | list) and isinstance(model.get("merges", []), list)
-    if not whole or not all(isinstance(token, int) for token in _read(folder / "vocab.json").values()):
-        raise ValueError("tokenizer.json or vocab.json has no list of tokens")
-    _read(folder / "tekken.json")

@@ -76,7 +76,7 @@ class ScriptedModel:
         return await self.pool.run(self.tokenizer.encode_pieces, pieces)
 
     async def encode_chat(self, messages: Any, tools: Any, more: Any, *, context: int) -> list[int]:
-        return await self.pool.run(self.tokenizer.encode_chat, messages, tools, **more)
+        return await self.pool.run(self.tokenizer.encode_chat, messages, tools, more)
 
 
 class ScriptedPeers(Peers):

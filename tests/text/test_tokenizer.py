@@ -211,7 +211,7 @@ def test_a_last_message_of_the_assistant_is_continued(loaded):
         tokenizer = loaded[kind]
         messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Well, </s><|end|> I"}]
         assert tokenizer.decode(tokenizer.encode_chat(messages)).endswith("Well, </s><|end|> I")
-        closed = tokenizer.encode_chat(messages, add_generation_prompt=False)
+        closed = tokenizer.encode_chat(messages, more={"add_generation_prompt": False})
         assert closed[-1] in tokenizer.control or tokenizer.decode(closed[-1:]).isspace()
 
 
@@ -240,7 +240,7 @@ def test_a_template_gets_its_own_name_of_the_variable_for_thinking(tmp_path, nam
     (directory / "chat_template.jinja").write_text("{% if " + name + " %}yes{% else %}no{% endif %}")
     tokenizer = Tokenizer(directory)
     for thinks in (True, False):
-        tokens = tokenizer.encode_chat([{"role": "user", "content": "x"}], enable_thinking=thinks)
+        tokens = tokenizer.encode_chat([{"role": "user", "content": "x"}], more={"enable_thinking": thinks})
         assert tokenizer.decode(tokens).strip() == ("yes" if thinks else "no")
 
 
@@ -251,9 +251,9 @@ def test_a_template_in_code_gets_no_variable_that_it_refuses(tmp_path):
     (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template_type": "deepseek_v32"}))
     tokenizer = Tokenizer(directory)
     chat = [{"role": "user", "content": "x"}]
-    assert tokenizer.encode_chat(chat, enable_thinking=True, reasoning_effort="high")
+    assert tokenizer.encode_chat(chat, more={"enable_thinking": True, "reasoning_effort": "high"})
     with pytest.raises(BadRequest, match="made_up"):
-        tokenizer.encode_chat(chat, made_up=1)
+        tokenizer.encode_chat(chat, more={"made_up": 1})
 
 
 def test_an_empty_last_message_of_the_assistant_is_closed(loaded):
