@@ -152,15 +152,13 @@ class Api(NamedTuple):
 
 def _event(data: str) -> Json:
     """Raises Refused for an error that ends a stream."""
-    try:
-        event: Json = json.loads(data)
-        error = event.get("error")
-        message = error["message"] if error else ""
-    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
-        raise StatusFailed(f"The stream of the answer is damaged: {data:.60}") from wrong
-    if message:
-        raise Refused(message)
-    return event
+    with suppress(ValueError):
+        match json.loads(data):
+            case {"error": {"message": str(message)}} if message:
+                raise Refused(message)
+            case dict(event) if not event.get("error"):
+                return event
+    raise StatusFailed(f"The stream of the answer is damaged: {data:.60}")
 
 
 def parse_api(text: str) -> Api:
