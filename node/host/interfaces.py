@@ -3,7 +3,6 @@
 import ipaddress
 import platform
 import socket
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from node.core.addresses import is_link_local_ipv6, people_first, without_zone
+from node.host.command import output_of
 
 _LAN_FIRST = ("ethernet", "wi-fi", "thunderbolt", "", "loopback")
 """What people see is the first address. Peers measure all of them."""
@@ -148,12 +148,7 @@ def hardware_kinds() -> dict[str, str]:
     """
     if platform.system() != "Darwin":
         return {}
-    command = ["/usr/sbin/networksetup", "-listallhardwareports"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return parse_hardware_ports(answer.stdout)
+    return parse_hardware_ports(output_of("/usr/sbin/networksetup", "-listallhardwareports"))
 
 
 def parse_hardware_ports(text: str) -> dict[str, str]:

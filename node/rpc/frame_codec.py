@@ -8,20 +8,7 @@ import struct
 from google.protobuf.message import DecodeError
 
 from node.core.errors import BadRequest, Incompatible
-from node.core.frames import (
-    Back,
-    CacheOp,
-    Drop,
-    Filter,
-    Forget,
-    Frame,
-    Keep,
-    Merge,
-    Open,
-    Reuse,
-    Take,
-    Tensor,
-)
+from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Take, Tensor
 from node.rpc.bounds import checked
 from node.rpc.mapping import from_message, to_message
 from node.wire.frame_pb2 import Header, Op, TensorMeta
@@ -29,25 +16,25 @@ from node.wire.frame_pb2 import Header, Op, TensorMeta
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 20
 
-_KINDS: dict[type[CacheOp], Op.Kind] = {
-    Open: Op.OPEN,
-    Merge: Op.MERGE,
-    Filter: Op.FILTER,
-    Drop: Op.DROP,
-    Keep: Op.KEEP,
-    Reuse: Op.REUSE,
-    Take: Op.TAKE,
-    Forget: Op.FORGET,
-    Back: Op.BACK,
+_OPS: dict[Op.Kind, type[CacheOp]] = {
+    Op.OPEN: Open,
+    Op.MERGE: Merge,
+    Op.FILTER: Filter,
+    Op.DROP: Drop,
+    Op.KEEP: Keep,
+    Op.REUSE: Reuse,
+    Op.TAKE: Take,
+    Op.FORGET: Forget,
+    Op.BACK: Back,
 }
-_OPS = {kind: op for op, kind in _KINDS.items()}
+_KINDS = {op: kind for kind, op in _OPS.items()}
 
 
 def encode(frame: Frame) -> bytes:
     header = to_message(
         frame,
         Header,
-        ops=[_encode_op(op) for op in frame.ops],
+        ops=[to_message(op, Op, kind=_KINDS[type(op)]) for op in frame.ops],
         tensors=[_meta(tensor) for tensor in frame.tensors],
         tokens=_meta(frame.tokens) if frame.tokens else None,
     )
@@ -96,22 +83,8 @@ def _tensors(metas: list[TensorMeta], data: bytes, offset: int) -> list[Tensor]:
     return tensors
 
 
-def _encode_op(op: CacheOp) -> Op:
-    message = Op(kind=_KINDS[type(op)])
-    for name in op.__slots__:
-        value = getattr(op, name)
-        if name == "rows":
-            message.rows.extend(value)
-        else:
-            setattr(message, name, value)
-    return message
-
-
 def _decode_op(message: Op) -> CacheOp:
     kind = _OPS.get(message.kind)
     if kind is None:
         raise BadRequest(f"A frame has the unknown cache operation {message.kind}.")
-    values = {name: getattr(message, name) for name in kind.__slots__}
-    if "rows" in values:
-        values["rows"] = tuple(values["rows"])
-    return kind(**values)
+    return from_message(message, kind)

@@ -33,7 +33,7 @@ class _Field:
     read: Read
 
 
-def to_message(value: Any, kind: type[M], **given: Any) -> M:
+def to_message(value: Any, kind: type[M], /, **given: Any) -> M:
     """Convert a dataclass instance to a message of type `kind`. `given`: fields of the message that need no conversion."""
     message = kind(**given)
     _fill(message, value, given)
