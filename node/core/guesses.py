@@ -189,7 +189,7 @@ class Guesser:
 
     def drafted_too_late(self) -> None:
         """The draft model has drawn a token that was known by then, which helps as little as a wrong one."""
-        self._draft.miss()
+        self._draft.rate *= RATE_DECAY
 
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Follow the answer. Returns whether the sources have caught up with it."""
@@ -214,9 +214,6 @@ class _Rated:
     def goes_on_after(self, expected: str) -> bool:
         guesses = self.guesses(len(expected) + 1)
         return len(guesses) > len(expected) and guesses.startswith(expected)
-
-    def miss(self) -> None:
-        self.rate *= RATE_DECAY
 
     def follow(self, tokens: Sequence[int], most: int) -> bool:
         """Follow the answer by at most so many tokens. Returns whether that was to its end."""

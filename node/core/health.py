@@ -43,13 +43,8 @@ def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence
     found += _version_issues(peer.report.info for peer in present)
     for peer in present:  # what each node says of itself; none can speak of another
         found += _about(peer, peer.report.issues)
-    return by_severity(found)
-
-
-def by_severity(issues: Iterable[Issue]) -> tuple[Issue, ...]:
-    """The most severe first."""
     gravity = list(Severity)
-    return tuple(sorted(issues, key=lambda issue: gravity.index(issue.severity)))
+    return tuple(sorted(found, key=lambda issue: gravity.index(issue.severity)))
 
 
 def _about(peer: PeerView, issues: Iterable[Issue]) -> Iterator[Issue]:

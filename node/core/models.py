@@ -147,16 +147,12 @@ class ModelSpec:
     def weight_bytes(self) -> int:
         return sum(self.layer_bytes) + self.ends_bytes
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of weights that are read for each token."""
-        return sum(self.layer_bytes) + self.head_bytes
-
     def driver_bytes(self, stages: int) -> int:
         """Bytes that a ring's driver reads for each token beside its layers: the head, and the draft model if there are
         several stages.
         """
-        return self.head_bytes + (self.draft.bytes_per_token if self.draft and stages > 1 else 0)
+        draft = sum(self.draft.layer_bytes) + self.draft.head_bytes if self.draft and stages > 1 else 0
+        return self.head_bytes + draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 """Keeps an endless task alive when one of its rounds fails."""
 
 import logging
-from types import TracebackType
+from contextlib import AbstractContextManager
 
 from node.core.errors import PippinError
 
 log = logging.getLogger(__name__)
 
 
-class Retried:
+class Retried(AbstractContextManager[object]):
     """Context of one round of an endless task, entered at the task's root again and again.
 
     An exception ends the round only. It is logged once, until a round succeeds or fails with another error.
@@ -19,12 +19,7 @@ class Retried:
         self._what = what
         self._told = ""
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if error is None:
             self._told = ""
             return False

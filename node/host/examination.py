@@ -49,7 +49,12 @@ def examine(
     if deaf:
         hint = f"{Code.NO_MULTICAST.hint} {local_network_hint()}".strip()
         found.append(Code.NO_MULTICAST.issue(node=node, reason=deaf, hint=hint))
-    return *found, *_connection_issues(node, unreached)
+    for advert in unreached[:MOST_TRIED]:
+        addresses, port = advert.hint.addresses[:MOST_TRIED], advert.hint.grpc_port
+        if is_dropped(addresses, port):
+            address = join_host_port(addresses[0], port)
+            found.append(Code.NODE_UNREACHABLE.issue(node=node, other=advert.name, address=address))
+    return tuple(found)
 
 
 def examine_start(
@@ -65,7 +70,9 @@ def examine_start(
     if blocked:
         yield Code.FIREWALL.issue(node=node, program=blocked)
     if blas is not None:
-        yield _slow_blas(node, blas)
+        install = "" if blas else "`apt install libblis4-pthread`, then "
+        library = blas or "/usr/lib/$(uname -m)-linux-gnu/blis-pthread/libblas.so.3"
+        yield Code.SLOW_BLAS.issue(node=node, install=install, library=library)
     if allow_sleep and platform.system() == "Darwin":
         yield Code.MAY_SLEEP.issue(node=node)
     if is_open:
@@ -98,20 +105,6 @@ def _of_home(folder: Path) -> str:
     """Without the user's name, as others read it."""
     home = Path.home()
     return str(Path("~") / folder.relative_to(home)) if folder.is_relative_to(home) else str(folder)
-
-
-def _connection_issues(node: str, unreached: Sequence[Advert]) -> Iterator[Issue]:
-    for advert in unreached[:MOST_TRIED]:
-        addresses, port = advert.hint.addresses[:MOST_TRIED], advert.hint.grpc_port
-        if is_dropped(addresses, port):
-            yield Code.NODE_UNREACHABLE.issue(node=node, other=advert.name, address=join_host_port(addresses[0], port))
-
-
-def _slow_blas(node: str, library: str) -> Issue:
-    """`library`: path of a quicker BLAS of this machine; empty if it has none."""
-    install = "" if library else "`apt install libblis4-pthread`, then "
-    found = library or "/usr/lib/$(uname -m)-linux-gnu/blis-pthread/libblas.so.3"
-    return Code.SLOW_BLAS.issue(node=node, install=install, library=found)
 
 
 def which_node(first: str, other: str) -> Issue:

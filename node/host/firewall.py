@@ -3,7 +3,6 @@
 import platform
 import re
 import subprocess
-from pathlib import Path
 
 from node.host.mac_program import bundle, executable
 
@@ -22,12 +21,11 @@ def blocked_program() -> str:
     found = re.search(r"State = (\d)", _ask("--getglobalstate"))
     state = found[1] if found else _OFF
     listed = bundle(program)
-    is_blocked = state == _BLOCKS_ALL or (state == _ON and any(map(_is_blocked, {program, listed})))
+    if state == _ON:
+        is_blocked = any("is blocked" in _ask("--getappblocked", str(each)) for each in {program, listed})
+    else:
+        is_blocked = state == _BLOCKS_ALL
     return str(listed) if is_blocked else ""
-
-
-def _is_blocked(program: Path) -> bool:
-    return "is blocked" in _ask("--getappblocked", str(program))
 
 
 def _ask(*arguments: str) -> str:

@@ -70,9 +70,7 @@ class DataDirectory:
         except FileNotFoundError:
             former = Identity(id_of(self.key.public_key()), incarnation=0, term=0)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataDirectoryUnusable(
-                f"{self._file} is damaged: {error}.", hint="Delete it to start this machine as a new node."
-            ) from error
+            raise _damaged(self._file, error) from error
         if self._machine and former.machine and self._machine != former.machine:
             self.key = self._save_key(new_key())
             former = replace(former, id=id_of(self.key.public_key()))
@@ -94,9 +92,7 @@ class DataDirectory:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise DataDirectoryUnusable(
-                f"{self._key_file} is damaged: {error}.", hint="Delete it to start this machine as a new node."
-            ) from error
+            raise _damaged(self._key_file, error) from error
 
     def _save_key(self, key: NodeKey) -> NodeKey:
         _write(self._key_file, to_pem(key))
@@ -147,18 +143,18 @@ def _lock(file: TextIO) -> bool:
     return True
 
 
+def _damaged(file: Path, error: Exception) -> DataDirectoryUnusable:
+    return DataDirectoryUnusable(f"{file} is damaged: {error}.", hint="Delete it to start this machine as a new node.")
+
+
 def _parse(text: str, node_id: str) -> Identity:
     """Parse node.json. Its id is informative only: the actual id follows from the key."""
     data = json.loads(text)
-    identity = Identity(node_id, incarnation=data["incarnation"], term=data["term"])
-    if not (isinstance(identity.incarnation, int) and isinstance(identity.term, int)):
+    incarnation, term = data["incarnation"], data["term"]
+    if not (isinstance(incarnation, int) and isinstance(term, int)):
         raise TypeError("its incarnation or its term is not an integer")
-    return Identity(
-        node_id,
-        _plausible("incarnation", identity.incarnation),
-        _plausible("term", identity.term),
-        str(data.get("machine", "")),
-    )
+    machine = str(data.get("machine", ""))
+    return Identity(node_id, _plausible("incarnation", incarnation), _plausible("term", term), machine)
 
 
 def _plausible(what: str, count: int) -> int:

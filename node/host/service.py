@@ -81,8 +81,9 @@ class Manager:
 
     def guards(self, path: Path, home: Path) -> bool:
         """Whether the path leads into a guarded folder of the user with this home. The case of letters does not matter."""
-        asked = _folded(_of_home(str(path), home).resolve())
-        return any(asked.is_relative_to(_folded(_of_home(folder, home.resolve()))) for folder in self.guarded)
+        asked = _of_home(str(path), home).resolve()
+        guarded = [_of_home(folder, home.resolve()) for folder in self.guarded]
+        return any(Path(str(asked).casefold()).is_relative_to(str(folder).casefold()) for folder in guarded)
 
 
 def _of_home(text: str, home: Path) -> Path:
@@ -90,12 +91,8 @@ def _of_home(text: str, home: Path) -> Path:
     return home / text[2:] if text.startswith("~/") else Path("/", text)
 
 
-def _folded(path: Path) -> Path:
-    return Path(str(path).casefold())
-
-
 def _launch_daemon(service: Service) -> str:
-    log = str(_log_of(service))
+    log = str(service.home / "Library" / "Logs" / f"{NAME}.log")
     keys = {
         "Label": NAME,
         "ProgramArguments": [*service.arguments, "--log-file", log],
@@ -109,10 +106,6 @@ def _launch_daemon(service: Service) -> str:
         "StandardErrorPath": log,  # what is said before the log begins
     }
     return plistlib.dumps(keys, sort_keys=False).decode()
-
-
-def _log_of(service: Service) -> Path:
-    return service.home / "Library" / "Logs" / f"{NAME}.log"
 
 
 def _unit(service: Service) -> str:

@@ -3,9 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -58,7 +57,7 @@ _COMMANDS: dict[type[Command], tuple[str, type[Message], float]] = {
 """Method, message and timeout of each command."""
 
 
-class RpcClient:
+class RpcClient(AbstractAsyncContextManager["RpcClient"]):
     """gRPC client with one channel per peer and purpose, so that frames and files do not delay heartbeats."""
 
     def __init__(self, security: Security | None = None) -> None:
@@ -67,12 +66,7 @@ class RpcClient:
         self._channels: dict[tuple[Address, str], grpc.aio.Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for peer in {peer for peer, _ in self._channels}:
             self.drop(peer)
         await asyncio.gather(*self._closing)
