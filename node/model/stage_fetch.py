@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[Download], None]
 TELL_S = 0.1
-"""Minimum interval between two reports of a download's progress."""
+"""Interval at which a download's progress is told."""
 LOOK_AGAIN_S = 1.0
 """Interval at which a load looks whether other nodes have what they download."""
 TURN_S = 2 * LOOK_AGAIN_S
@@ -172,7 +172,7 @@ class StageFetch:
         if self._on_hub and not self._hub_failure:
             turns = {file: turn(own, nodes[file], revision, file) for file in free}
             due = [file for file in free if time - self._free_since[file] >= TURN_S * turns[file]]
-            return sorted(due, key=lambda file: (turns[file], place(own, nodes[file], revision, file)))
+            return sorted(due, key=lambda file: (turns[file], file))
         for file in free:
             patience_s = TURN_S * len({own, *nodes[file]}) if self._hub_failure and self._others.alive() else 0
             if time - self._free_since[file] >= patience_s:
@@ -217,34 +217,29 @@ class StageFetch:
         """Download the first one of these files, if no other node does. Cancelling it returns at once; its thread ends with the
         next bytes that arrive, or with the read timeout.
         """
-        loop, stop, due = asyncio.get_running_loop(), threading.Event(), False
+        model, file, needed, stop = self._model, files[0], _total(weights, files), threading.Event()
 
         def note(here: int) -> None:
-            nonlocal due
             if stop.is_set():
                 raise NotReady(f"The load of {self._shard} was cancelled.")
             self._meter.count(here)
-            if not due:
-                due = True
-                loop.call_soon_threadsafe(loop.call_later, TELL_S, tell)
 
-        def tell() -> None:
-            nonlocal due
-            due = False  # before the meter is read: the thread counts first
-            if not stop.is_set():
-                self._progress(self._meter.download())
-
-        model, file, needed = self._model, files[0], _total(weights, files)
         self._others.fetching.append((model, file))
         try:
             if not await self._gives_way(weights, file):
                 fetch = partial(self._hub.fetch, model.id, file, note, revision=model.revision, needed=needed)
-                await self._downloads.run(fetch)
+                fetching = asyncio.ensure_future(self._downloads.run(fetch))
+                try:
+                    while not (await asyncio.wait([fetching], timeout=TELL_S))[0]:
+                        self._progress(self._meter.download())
+                    await fetching
+                finally:
+                    stop.set()
+                    fetching.cancel()
         except (HubUnavailable, ModelGated, ModelNotFound) as error:
             self._hub_failure = error
             self._free_since = {}  # from now on the others have their turns
         finally:
-            stop.set()
             self._others.fetching.remove((model, file))
 
     async def _missing(self) -> PippinError:
