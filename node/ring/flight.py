@@ -109,7 +109,7 @@ class Flight:
 
     def guesses(self, lane: SequenceId) -> list[int]:
         """The guessed tokens whose steps are in flight."""
-        return [step.tokens[0][0] for step in self._guesses(lane)]
+        return [token for step in self._guesses(lane) for token in step.tokens[0]]
 
     def _guesses(self, lane: SequenceId) -> list[Step]:
         return [step for step in self._lanes.get(lane, ())[1:] if step.unverified]

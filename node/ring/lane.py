@@ -1,11 +1,16 @@
 """Lanes as the driver keeps them: which sessions step together, and the operations before a step. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import count
 
 from node.core.frames import CacheOp, Drop, Filter, Keep, Merge, SequenceId
+from node.core.nodes import NodeInfo
 from node.ring.session import Slot
 
+FIRST_NUMBER = 1 << 16
+"""First number of prefixes and of lanes of prompts; decoding lanes have numbers below."""
 KeepAs = Callable[[Slot], SequenceId | None]
 """Returns the number under which the stages are to keep a slot's KV, or None to free it. It may add operations, so all
 operations go into one list."""
@@ -77,3 +82,13 @@ def free_rows(rows: list[Slot], lane: SequenceId, ops: list[CacheOp], keep_as: K
         ops += [] if number is None else [Keep(lane, row, number, slot.sent)]
     ops.append(Filter(lane, tuple(staying)) if staying else Drop(lane))
     return [rows[row] for row in staying]
+
+
+def sequence_numbers(info: NodeInfo) -> Iterator[SequenceId]:
+    """Numbers for the sequences of all rings that a node's process drives.
+
+    They begin at a hash of 62 bits, so that no two processes use the same: stages keep KV under numbers of earlier
+    drivers.
+    """
+    digest = sha256(f"{info.id} {info.incarnation} {info.started_at}".encode()).digest()
+    return count(max(FIRST_NUMBER, int.from_bytes(digest[:8]) >> 2))

@@ -41,7 +41,7 @@ from node.ring import requests
 from node.ring.driver import Driver
 from node.ring.limits import RingOptions
 from node.ring.loaded_shards import Fetch, LoadedShards, shape_of
-from node.ring.roles import Part, Roles
+from node.ring.roles import RingPart, Roles
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
@@ -77,7 +77,7 @@ class Rings:
         self._usable = options.usable
         self._shards = LoadedShards(compute, fetch)
         self._roles = Roles(agent, book, compute, client, self._shards, options)
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, RingPart] = {}
         """By the ring's id."""
         self._began = Signal()
         """A part has a role."""
@@ -189,6 +189,9 @@ class Rings:
         wanted = {ring.id: self._parts.get(ring.id) or self._join(ring, stage) for ring, stage in stages}
         gone = [part for ring, part in self._parts.items() if ring not in wanted]
         self._parts = {ring: part for ring, part in self._parts.items() if ring in wanted}
+        for part in gone:  # at once, as other rings' leaving may last
+            if part.role:
+                part.role.give_up(replaced(part.ring.id))
         needed = _needed(wanted.values())
         known = placement.models | {shard.model for shard in needed}
         self._told = {model: said for model, said in self._told.items() if model in known}
@@ -200,8 +203,7 @@ class Rings:
             await self._leave(part, (*gone, *self._parts.values()))
         # A load that was cancelled or failed leaves memory to free, too.
         unfinished = any(part.report.state not in (StageState.READY, StageState.ENDED) for part in gone)
-        specs = {spec.id: spec for spec in placement.specs}
-        usable = self._usable
+        specs, usable = {spec.id: spec for spec in placement.specs}, self._usable
         # The placement counts so many bytes for this node's stages; all of them while a model's spec is not known.
         counted = sum(
             stage_bytes(specs[ring.model], ring, at) if ring.model in specs else usable for ring, at in stages
@@ -217,11 +219,11 @@ class Rings:
                     self._begin_load(part.draft, ends=True)
         self._agent.touch()
 
-    def _join(self, ring: Ring, stage: StageSpec) -> Part:
+    def _join(self, ring: Ring, stage: StageSpec) -> RingPart:
         report = StageReport(ring.id, Shard(ring.version, stage.start, stage.end), StageState.FETCHING)
-        return Part(ring, ring.draft if ring.driver == self._me else None, report)
+        return RingPart(ring, ring.draft if ring.driver == self._me else None, report)
 
-    async def _leave(self, part: Part, others: Iterable[Part]) -> None:
+    async def _leave(self, part: RingPart, others: Iterable[RingPart]) -> None:
         """End this node's part in a ring. No reference to its role may stay, as it holds the weights."""
         role, part.role = part.role, None
         if role is None:
@@ -277,7 +279,7 @@ class Rings:
             self._agent.touch()
         self._measuring.discard(shard)
 
-    def _waiting(self, shard: Shard) -> list[Part]:
+    def _waiting(self, shard: Shard) -> list[RingPart]:
         """The parts that wait for this shard to be loaded, as their stage or as their draft model."""
         return [part for part in self._parts.values() if part.report.loads and shard in (part.shard, part.draft)]
 
@@ -290,7 +292,7 @@ class Rings:
                 if is_new:
                     self._agent.touch()
 
-    async def _begin(self, part: Part) -> None:
+    async def _begin(self, part: RingPart) -> None:
         """Begin this node's part in a ring if its layers are loaded, and those of the draft model."""
         loaded = self._shards.get(part.shard)
         draft = self._shards.get(part.draft) if part.draft else None
@@ -306,7 +308,7 @@ class Rings:
         self._report(part, StageState.READY)
         self._began.notify()
 
-    def _ended(self, part: Part, reason: PippinError, chunk: int) -> None:
+    def _ended(self, part: RingPart, reason: PippinError, chunk: int) -> None:
         """Report the end, to the head at once, so that the successor is placed within milliseconds.
 
         `chunk`: see Admission.prompt_chunk. After a time-out of a device, of whichever stage, the successor divides
@@ -320,13 +322,13 @@ class Rings:
         self._report(part, StageState.ENDED, reason)
         self._agent.head_due.notify()
 
-    def _report(self, part: Part, state: StageState, reason: PippinError | None = None) -> None:
+    def _report(self, part: RingPart, state: StageState, reason: PippinError | None = None) -> None:
         progress = 1.0 if state is StageState.READY else 0.0
         error = f"{reason.code}: {reason}"[:MAX_TEXT_CHARS] if reason else ""
         part.report = StageReport(part.ring.id, part.shard, state, progress, error)
         self._agent.touch()
 
 
-def _needed(parts: Iterable[Part]) -> set[Shard]:
+def _needed(parts: Iterable[RingPart]) -> set[Shard]:
     """The shards of these parts, draft models too."""
     return {shard for part in parts for shard in (part.shard, part.draft) if shard}

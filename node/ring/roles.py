@@ -16,9 +16,9 @@ from node.members.address_book import AddressBook
 from node.placement.speed import is_slow_wire
 from node.ring.driver import Driver
 from node.ring.guessing import Guessing
+from node.ring.lane import sequence_numbers
 from node.ring.limits import RingOptions, limits_of
 from node.ring.loaded_shards import LoadedShard, LoadedShards
-from node.ring.numbers import sequence_numbers
 from node.ring.scheduler import Scheduler
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
@@ -26,7 +26,7 @@ from node.rpc.link import FrameLink
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class RingPart:
     """This node's part in a ring."""
 
     ring: Ring
@@ -63,7 +63,7 @@ class Roles:
 
     def new(
         self,
-        part: Part,
+        part: RingPart,
         loaded: LoadedShard,
         draft: LoadedShard | None,
         on_ended: Callable[[PippinError, int], None],
@@ -97,7 +97,7 @@ class Roles:
             raise PeerUnavailable(f"No address of node {node} is known.")
         return self._client.link(address, on_broken)
 
-    def _is_wire_slow(self, part: Part, weight_bytes: int) -> bool:
+    def _is_wire_slow(self, part: RingPart, weight_bytes: int) -> bool:
         alive = {report.info.id: report for report in self._agent.alive()}
         nodes = [alive[node] for node in part.ring.nodes if node in alive]
         speed = self._shards.speeds.best(part.shard)

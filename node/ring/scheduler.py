@@ -33,7 +33,7 @@ class Scheduler:
     """The order of a ring's steps."""
 
     def __init__(self, limits: RingLimits, plan: Plan, numbers: Iterator[SequenceId], stages: int) -> None:
-        """`plan`: of the model. `numbers`: see node.ring.numbers. `stages`: number of the ring's stages."""
+        """`plan`: of the model. `numbers`: see node.ring.lane.sequence_numbers. `stages`: number of the ring's stages."""
         self.flight = Flight(stages)
         self.admission = Admission(limits, plan, numbers, self.flight, stages)
         self._begins_ahead = stages == 1 and plan.steps_back

@@ -11,8 +11,8 @@ import pytest
 from node.core.generation import GenerateRequest, Sampling
 from node.engine.verdict import Verdict
 from node.ring.flight import Step
+from node.ring.lane import FIRST_NUMBER
 from node.ring.limits import RingLimits
-from node.ring.numbers import FIRST_NUMBER
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session
 from node.ring.sharing import WORTH_SHARING

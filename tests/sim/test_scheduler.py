@@ -21,8 +21,8 @@ from node.engine.sampling import Sampled
 from node.engine.verdict import Verdict
 from node.ring.admission import LONG_PROMPTS
 from node.ring.flight import Step
+from node.ring.lane import FIRST_NUMBER
 from node.ring.limits import RingLimits
-from node.ring.numbers import FIRST_NUMBER
 from node.ring.prefill import MIN_CHUNK, STALL_S
 from node.ring.prefixes import MAX_PREFIXES, MIN_TOKENS
 from node.ring.scheduler import MAX_STEPS, Scheduler
