@@ -23,21 +23,6 @@ _MAX_CACHES = 4096
 
 
 @dataclass
-class Ahead:
-    """A lane's next step, begun before the driver has asked for it."""
-
-    tokens: list[int]
-    """Its tokens, one for each row."""
-    drawn: Drawn
-    """Its result."""
-
-    def filter(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
-        self.tokens = [self.tokens[row] for row in rows]
-        self.drawn.filter(rows)
-
-
-@dataclass
 class CacheLane:
     """Sessions that step together: one row each in every cache."""
 
@@ -47,8 +32,8 @@ class CacheLane:
     """For each row, the number of the lane in which its session began; it stays when the row moves to another lane."""
     positions: list[int] = field(default_factory=lambda: [0])
     """For each row, the tokens that its caches hold."""
-    ahead: Ahead | None = None
-    """If set, the last of the steps that may be taken back is this one."""
+    ahead: Drawn | None = None
+    """If set, the last of the steps that may be taken back has begun before the driver asked for it; this is its result."""
     undos: list[Undo] = field(default_factory=list[Undo])
     """Of the last steps, the last one last: guesses that may still be wrong, or steps that may prove needless."""
 
@@ -228,10 +213,11 @@ class Lanes:
         has begun, it is taken back. Raises PippinError when there is no lane of this number.
         """
         lane = self.lane(number)
-        if lane.ahead and [[token] for token in lane.ahead.tokens] == [list(row) for row in tokens]:
-            ahead, lane.ahead = lane.ahead, None
+        drawn = lane.ahead
+        if drawn and [[token] for token in drawn.after] == [list(row) for row in tokens]:
+            lane.ahead = None
             lane.undos.clear()
-            return ahead.drawn
+            return drawn
         lane.only_asked()
         return None
 

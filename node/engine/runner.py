@@ -17,7 +17,7 @@ from node.core.mlx_errors import MLX_ERRORS, fault_of
 from node.engine.device import is_gpu
 from node.engine.evaluate import evaluate, is_finite
 from node.engine.faults import Faults
-from node.engine.lanes import Ahead, LeftoverKv
+from node.engine.lanes import LeftoverKv
 from node.engine.sampling import NO_TOKEN, Draw, Drawn, Sampled, begin_draw
 from node.engine.stage import Stage
 from node.engine.tensor_codec import Packed, pack, token_array, unpack, unpack_tokens
@@ -261,8 +261,8 @@ class Runner:
                 following = begin_draw(self._stage.finish(hidden), draws, self._beside(frame.lane))
                 results = self._read(drawn)
                 if not left or _ends(results, draws) or time.monotonic() > until or not go_on():
-                    chosen = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
-                    self._stage.lanes.lane(frame.lane).ahead = Ahead(chosen, following)
+                    following.after = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
+                    self._stage.lanes.lane(frame.lane).ahead = following
                     yield Verdict(results)
                     return
                 self._note_success()

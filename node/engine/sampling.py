@@ -63,6 +63,8 @@ class Drawn:
         """
         self.tokens = tokens[:, None]
         """The next step's tokens, int32 [rows, 1]."""
+        self.after: Sequence[int] = ()
+        """The tokens of the step itself, one for each row, where it has begun ahead."""
         self._ids = ids
         self._scores = scores
         self._asked = asked
@@ -70,6 +72,7 @@ class Drawn:
 
     def filter(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
+        self.after = [self.after[row] for row in rows]
         self._rows = [self._rows[row] for row in rows]
         self.tokens = self.tokens[mx.array(list(rows))]
 
