@@ -18,15 +18,7 @@ from mlx_lm.utils import _get_classes
 from node.core.errors import ModelUnsupported
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import KvCost
-from node.engine.architectures import (
-    CHUNKED,
-    UNBATCHABLE,
-    UNFUSED,
-    UNPADDED,
-    UNQUANTIZABLE,
-    WITHOUT_EMBEDDINGS,
-    check_supported,
-)
+from node.engine import architectures
 from node.engine.caches import can_go_back, can_merge, can_step_back, cost, empty_caches, head_sizes, parts
 from node.engine.config_bounds import check_config, check_weight_count
 from node.engine.dry_run import LENGTH, ROWS, DryRun
@@ -125,9 +117,9 @@ def make_plan(config: Mapping[str, Any], weight_bytes: int | None = None, kv_bit
 @lru_cache(16)  # a model is described, loaded, and loaded again when its layers move
 def _make_plan(config_json: str, weight_bytes: int | None, kv_bits: int) -> Plan:
     config: dict[str, Any] = json.loads(config_json)
-    model_type = check_supported(config)
-    if kv_bits and model_type in UNQUANTIZABLE:
-        raise _unquantizable(model_type, kv_bits, UNQUANTIZABLE[model_type])
+    model_type = architectures.check_supported(config)
+    if kv_bits and model_type in architectures.UNQUANTIZABLE:
+        raise _unquantizable(model_type, kv_bits, architectures.UNQUANTIZABLE[model_type])
     check_config(config)
     model = build(config)
     if weight_bytes is not None:
@@ -158,10 +150,11 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: in
         kv.append(cost(caches[k] for k in used if k not in paid))
         paid.update(used)
     sizes = head_sizes(caches)
-    is_fused = sizes <= _FUSED_HEADS and model_type not in UNFUSED and not kv_bits  # MLX fuses no quantized attention
+    # MLX fuses no quantized attention.
+    is_fused = sizes <= _FUSED_HEADS and model_type not in architectures.UNFUSED and not kv_bits
     score_bytes = 0 if is_fused or not sizes else _heads(config) * _dtype(config).size * UNFUSED_CHUNK
     each = list(parts(caches))
-    batchable = all(map(can_merge, each)) and model_type not in UNBATCHABLE
+    batchable = all(map(can_merge, each)) and model_type not in architectures.UNBATCHABLE
     return Plan(
         model_type=model_type,
         layers=run.count,
@@ -174,11 +167,11 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: in
         shared=run.shared,
         reads_tokens=run.reads_tokens,
         batchable=batchable,
-        pads=batchable and model_type not in UNPADDED,
-        chunked=model_type in CHUNKED,
+        pads=batchable and model_type not in architectures.UNPADDED,
+        chunked=model_type in architectures.CHUNKED,
         trimmable=all(map(can_go_back, each)),
         steps_back=all(map(can_step_back, each)),
-        embeds=model_type not in WITHOUT_EMBEDDINGS,
+        embeds=model_type not in architectures.WITHOUT_EMBEDDINGS,
         kv=tuple(kv),
         kv_bits=kv_bits,
         score_bytes=score_bytes,
