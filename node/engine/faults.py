@@ -48,6 +48,4 @@ class Faults:
     def check(self, since: int) -> None:
         """Raises DeviceFailed if the device has failed since `count` was this."""
         if self.count != since:
-            raise DeviceFailed(
-                f"The GPU has failed since this ring began, so its KV is void. {self.last or ''}".strip()
-            )
+            raise DeviceFailed(f"The GPU has failed since this ring began, so its KV is void. {self.last}")
