@@ -8,13 +8,12 @@ a healed partition interrupts nothing; until it has decided, it sends the node n
 """
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from node.cluster.cluster_log import ClusterLog
 from node.cluster.held_states import HeldStates
-from node.cluster.placement_log import PlacementLog
 from node.cluster.reconciliation import Reconciliation
 from node.core.clock import GRID_S, in_step, now
 from node.core.errors import Incompatible, NotReady
@@ -25,11 +24,9 @@ from node.core.signal import Signal
 from node.core.views import ClusterView, NodeState
 from node.host.interfaces import Interface
 from node.members.address_book import AddressBook
-from node.members.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown, cap_term
+from node.members.election import Election, PersistTerm, cap_term
 from node.members.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
 from node.members.term_store import TermStore
-
-log = logging.getLogger(__name__)
 
 ELECTED_S = 10.0
 """Time for which a request that the head decides waits for one. An election takes two seconds at most."""
@@ -76,7 +73,7 @@ class Agent:
         self._local_report = local_report
         self._term_store = TermStore(save_term)
         self._election = Election(info.id, term)
-        self._placement_log = PlacementLog(self._name)
+        self._log = ClusterLog(info.cluster, self._name)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -213,7 +210,7 @@ class Agent:
             self.head_due.notify()
         self.changed.notify()
 
-    def unreachable(self, node: str, gone_at: float | None = None) -> None:
+    def unreachable(self, node: str, gone_at: float | None) -> None:
         """Process a refused or reset connection. `gone_at`: time by which the node's process had ended, if known."""
         self._handle_changes(self.membership.unreachable(node, now(), gone_at))
         if gone_at is not None:
@@ -225,7 +222,7 @@ class Agent:
         self._step()
 
     def adopt(self, placement: Placement) -> None:
-        self._placement_log.tell(placement, self.placement)
+        self._log.tell_placement(placement, self.placement)
         self.placement = placement
         self.adopted.notify()
         self.touch()
@@ -248,36 +245,23 @@ class Agent:
         effects = self._election.tick(present, self.alive(), self.membership.ended())
         for effect in effects:
             if not isinstance(effect, PersistTerm):
-                self._log(effect)
+                self._log.tell(effect)
             elif not self._term_store.save(effect.term, present) and self._election.is_head:
                 for withdrawn in self._election.withdraw():
-                    self._log(withdrawn)
+                    self._log.tell(withdrawn)
                 break
         if effects:
             self._notify()
 
-    def _log(self, effect: Effect) -> None:
-        match effect:
-            case BecameHead(term):
-                log.info("this node is head of cluster %s, term %d", self.info.cluster, term)
-            case Follow(head, term):
-                log.info("head is %s, term %d", self._name(head), term)
-            case SteppedDown(term, reason):
-                log.info("no longer head of term %d: %s", term, reason)
-            case HeadLost(head, term):
-                log.warning("head %s of term %d is lost", self._name(head), term)
-
     def _handle_changes(self, changes: Sequence[Change]) -> None:
         for change in changes:
+            self._log.tell(change)
             match change:
                 case Joined(node):
                     self.last_joined_at = now()
                     self.reconciliation.joined(node, self.last_joined_at)
-                    log.info("%s joined", self._name(node))
-                case Changed(node, state, reason):
-                    log.info("%s is %s%s", self._name(node), state, f": {reason}" if reason else "")
-                    if state in (NodeState.FAILED, NodeState.LEFT):
-                        self.book.disconnect(node)
+                case Changed(node, NodeState.FAILED | NodeState.LEFT):
+                    self.book.disconnect(node)
                 case Forgotten(node):
                     self.book.forget(node)
                     self.states.forget(node)
@@ -286,9 +270,8 @@ class Agent:
             self._notify()
 
     def _notify(self) -> None:
-        self.head_due.notify()
-        self.changed.notify()
-        self.news.notify()
+        for signal in (self.head_due, self.changed, self.news):
+            signal.notify()
 
     def _name(self, node: str) -> str:
         report = self.membership.report_of(node)

@@ -37,9 +37,7 @@ class Commands:
         model_named: Callable[[str], Awaitable[str]],
         free: Callable[[str], None],
     ) -> None:
-        """`model_named`: finds a model's id. `free`: frees this node's layers of a model that no ring needs, and names it
-        no longer.
-        """
+        """`model_named`: finds a model's id. `free`: frees this node's layers of a model, and names it no longer."""
         self._agent = agent
         self._head = head
         self._client = client

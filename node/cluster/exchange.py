@@ -59,7 +59,7 @@ class Exchange:
 
     async def _talk(self, peer: Address) -> bool:
         """Whether the node is the one that answers. Asked again if one of the two lacked the other's state, or if a call of the
-        node crossed this one, so that the state in the answer may be older than the one in that call.
+        node crossed this one: the state in the answer may then be older.
         """
         for left in (2, 1, 0):
             sent = self.agent.heartbeat_for(self.hint.id)

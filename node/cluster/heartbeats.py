@@ -28,9 +28,7 @@ SUSPECT_HEARTBEAT_S = 0.1
 """Interval for a suspect node, which has to be cleared or replaced soon."""
 UNHEARD_AT_ONCE = 16
 UNHEARD_INTERVAL_S = 0.5
-"""Of the nodes that were never heard and do not answer, so many are tried at once, then one per interval. This limits the
-cost of adverts of nodes that do not exist.
-"""
+"""So many nodes that were never heard are tried at once, then one per interval: adverts may be invented."""
 
 
 class Heartbeats:
@@ -94,12 +92,12 @@ class Heartbeats:
                     self._book.disconnect(node)  # many connections to nowhere take much memory
                 await self._until_due(node, news)
             else:
-                await self._until_back(node)
+                end = now() + GONE_S
+                while (left := end - now()) > 0 and state_of(node) is not NodeState.ALIVE:  # it may call this one
+                    await agent.news.wait(left)
 
     async def _until_due(self, node: str, told: int) -> None:
-        """Wait until a node is due: by its silence, a broken connection, or news after number `told` that it has not heard by a
-        call of its own.
-        """
+        """Wait until a node is due: by its silence, a broken connection, or news after number `told` that it lacks."""
         agent, again_at = self._agent, now() + HEARTBEAT_S
         interval_s = HEARTBEAT_S * (1 if agent.info.id < node else PATIENCE)
         answered = agent.membership.silent_s(node, now()) < interval_s
@@ -113,12 +111,6 @@ class Heartbeats:
             if left <= 0:
                 return
             await agent.news.wait(left)
-
-    async def _until_back(self, node: str) -> None:
-        """Wait GONE_S, or until the node calls this one."""
-        end = now() + GONE_S
-        while (left := end - now()) > 0 and self._agent.membership.state_of(node) is not NodeState.ALIVE:
-            await self._agent.news.wait(left)
 
     async def _notice_loss(self, node: str) -> None:
         """Send a heartbeat at once when the connection is lost: a process that dies takes its connections with it."""

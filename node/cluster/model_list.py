@@ -22,41 +22,35 @@ def build_models(
     allowed: Callable[[Iterable[str]], list[str]],
     unusable: Mapping[str, str],
 ) -> Json:
-    """`short_names`, `aliases`: ids by short name and alias. `allowed`: leaves out models that requests may not load. `unusable`: why models on
+    """`short_names`, `aliases`: ids by name. `allowed`: leaves out models that requests may not load. `unusable`: why models of
     this node's disk can't be loaded, by id.
     """
-    names = (short_names, aliases)
+    names = {"short_names": short_names, "aliases": aliases}
     reports = [peer.report for peer in view.peers if peer.state in PRESENT]
     states = model_states(view)
     held = {model.id for report in reports for model in report.models}
     return {
         "schema": 1,
-        "models": [_model(model, view, reports, states, names) for model in sorted(allowed(held | states.keys()))],
+        "models": [
+            _model(model, view, reports, states.get(model, "unloaded"))
+            | {kind: [name for name, of in ids.items() if of == model] for kind, ids in names.items()}
+            for model in sorted(allowed(held | states.keys()))
+        ],
         "unusable": [{"id": model, "reason": reason} for model, reason in unusable.items() if model not in held],
-        "short_names": dict(short_names),
-        "aliases": dict(aliases),
+        **{kind: dict(ids) for kind, ids in names.items()},
     }
 
 
-def _model(
-    model: str,
-    view: ClusterView,
-    reports: list[NodeReport],
-    states: Mapping[str, str],
-    names: tuple[Mapping[str, str], Mapping[str, str]],
-) -> Json:
-    short_names, aliases = names
+def _model(model: str, view: ClusterView, reports: list[NodeReport], state: str) -> Json:
     size = _size(model, view, reports)
     reason = _obstacle(model, size, view, reports)
     return {
         "id": model,
-        "state": states.get(model, "unloaded"),
+        "state": state,
         "bytes": size,
         "nodes": [report.info.id for report in reports if any(held.id == model for held in report.models)],
         "fits": not reason,
         "reason": reason,
-        "short_names": [short for short, of in short_names.items() if of == model],
-        "aliases": [alias for alias, of in aliases.items() if of == model],
     }
 
 

@@ -34,9 +34,7 @@ class ModelSpecs:
         tokenizer_of: Callable[[HeldModel, Address | None], Awaitable[Path]],
         sandboxes: SandboxServer,
     ) -> None:
-        """`holders`: returns the other nodes that have all files of a model, each with their revision. `kv_bits`: see
-        ModelVersion, for `find`. `tokenizer_of`: see Files.of_tokenizer.
-        """
+        """`holders`: as Agent.holders. `kv_bits`: of what `find` describes. `tokenizer_of`: as Files.of_tokenizer."""
         self._tokenizer_of = tokenizer_of
         self._sandboxes = sandboxes
         self._kv_bits = kv_bits
@@ -111,8 +109,8 @@ class ModelSpecs:
 
     def _holder(self, spec: ModelSpec) -> tuple[HeldModel, Address | None]:
         """The model, and another node that has its files, if there is one."""
-        holders = [peer for peer, revision in self._holders(spec.id) if revision == spec.version.revision]
-        return spec.version.files, next(iter(holders), None)
+        holders = (peer for peer, revision in self._holders(spec.id) if revision == spec.version.revision)
+        return spec.version.files, next(holders, None)
 
     async def _read(self, model: str, folder: Folder, kv_bits: int) -> ModelSpec:
         config = await self._pools.files.run(read_config, folder.path)

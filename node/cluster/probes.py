@@ -20,8 +20,8 @@ from node.rpc.client import RpcClient
 log = logging.getLogger(__name__)
 
 PROBE_S = 30.0
-"""Interval of measurements, unless the addresses or the path in use have changed. What is plugged in usually changes an address; a path that is lost is noticed by heartbeats if it
-is in use, and tried in vain if it is not.
+"""Interval of measurements, unless the addresses or the path in use have changed, as they do when something is plugged in. A
+path that is lost is noticed by heartbeats if it is in use, and tried in vain if it is not.
 """
 
 

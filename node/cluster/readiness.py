@@ -8,9 +8,7 @@ from node.core.rings import Ring, StageSpec
 from node.core.views import PRESENT, ClusterView, NodeState, PeerView
 
 UNHEARD_S = 5.0
-"""A node that was not heard for this long, but that the head still keeps in a ring, is only unreachable from this node:
-the head replaces a ring sooner if a node of it is gone.
-"""
+"""A node unheard for so long in a ring that the head keeps is only unreachable from this node."""
 
 
 class RingState(StrEnum):

@@ -10,9 +10,7 @@ from node.core.views import PRESENT, ClusterView
 from node.members.membership import ANSWER_S, GONE_S
 
 MEET_S = GONE_S + ANSWER_S
-"""Time within which all nodes of a healed partition join, after the first one.
-Before, a head cannot know which rings still work, nor that a model has no place.
-"""
+"""Time in which all nodes of a healed partition join: until then a head can't know which rings still work."""
 
 
 class Reconciliation:

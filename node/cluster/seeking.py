@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-from typing import Any
 
 from node.cluster.agent import Agent
 from node.core.addresses import is_local_address, join_host_port
@@ -24,7 +23,7 @@ class Seeking:
         self._agent = agent
         self._client = client
         self.refused: dict[str, PeerView] = {}
-        """Nodes with another secret, by the address that the user gave. Nothing else is known of them, so it is their name, too."""
+        """Nodes with another secret, by the address that the user gave, which is all that is known of them."""
 
     async def run(self, host: str, port: int) -> None:
         """Find the node at an address that the user gave, and add it to the address book.
@@ -32,8 +31,7 @@ class Seeking:
         Its answer counts as a hint only: any member may be there and pose as another node. A heartbeat counts once it is
         exchanged with a node that proves its id.
         """
-        told: set[str] = set()
-        found = ""
+        told, found, where = set[str](), "", join_host_port(host, port)
         while True:
             if not found or self._agent.membership.state_of(found) is not NodeState.ALIVE:
                 try:
@@ -41,11 +39,11 @@ class Seeking:
                 except PippinError as error:
                     self._note_refusal(host, port, error)
                     level = logging.DEBUG if str(error) in told else logging.WARNING
-                    log.log(level, "--peer %s: %s", join_host_port(host, port), error)
+                    log.log(level, "--peer %s: %s", where, error)
                     told.add(str(error))
                 else:
                     told.clear()
-                    self.refused.pop(join_host_port(host, port), None)
+                    self.refused.pop(where, None)
                     info = answer.report.info if answer.report else None
                     if info and info.cluster == self._agent.info.cluster and info.id not in self._agent.book.entries:
                         self._agent.book.add(PeerHint(info.id, info.addresses, port), reached=address)
@@ -83,10 +81,5 @@ async def _addresses_of(host: str) -> list[str]:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: the name is not valid in DNS
         raise PeerUnavailable(f"{host} has no address: {error}.") from error
-    return list(dict.fromkeys(_host_of(address) for *_, address in found))
-
-
-def _host_of(address: Any) -> str:
-    """Host of a socket's address: (host, port), or for IPv6 (host, port, flow, number of the zone)."""
-    zone = address[3] if len(address) > 2 else 0
-    return with_zone_name(f"{address[0]}%{zone}") if zone else str(address[0])
+    hosts = dict.fromkeys((address[0], address[3] if len(address) > 2 else 0) for *_, address in found)  # zone of IPv6
+    return [with_zone_name(f"{host}%{zone}") if zone else str(host) for host, zone in hosts]

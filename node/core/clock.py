@@ -12,7 +12,7 @@ def now() -> float:
 GRID_S = 0.3
 """Periodic tasks are due at multiples of it."""
 LOOK_S = 5.0
-"""Interval of looks at what seldom changes, such as this machine's addresses, its models and the paths to other nodes."""
+"""Interval of looks at what seldom changes: addresses, models on the disk, paths to other nodes."""
 _SOON_S = 0.05
 
 

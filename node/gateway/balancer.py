@@ -25,7 +25,7 @@ class Balancer:
 
     def __init__(self) -> None:
         self._served: OrderedDict[int, RingPlace] = OrderedDict()
-        """The last place of a prompt, whose next ring has its KV; by the prompt's hash up to the end of a block, in the order of use."""
+        """The last place of a prompt, by the prompt's hash up to the end of a block; in the order of use."""
         self._begun: deque[tuple[float, str]] = deque()
         """Time and ring of the latest requests."""
 

@@ -92,7 +92,7 @@ class Disk:
             self._pulled.remove(model)
 
     async def _fetch(self, whole: Shard, progress: Progress, client: str) -> None:
-        """Fetch a model in turns. Each lasts until it is here, or another client is to have one; what has come is kept."""
+        """Fetch a model in turns, each until it is here or another client is to have one. What has come is kept."""
         while True:
             async with self._turns.turn(client):
                 files = self._files.of_shard(whole, ends=True, progress=progress, downloads=self._pools.pulls)
