@@ -137,19 +137,20 @@ class Membership:
         peer.fail_at = min(peer.fail_at, now + RETURN_S)
         return [Changed(node, peer.state, peer.reason)]
 
-    def goodbye(self, node: str, now: float, incarnation: int | None = None) -> list[Change]:
-        """Process a goodbye. With `incarnation`, a goodbye that arrives after the node's restart is ignored."""
+    def goodbye(self, node: str, now: float, incarnation: int) -> list[Change]:
+        """Process a goodbye. One of a lower incarnation comes after the node's restart, and is ignored."""
         peer = self._peers.get(node)
-        if not peer or peer.state is NodeState.LEFT:
-            return []
-        if incarnation is not None and incarnation < peer.report.info.incarnation:
+        if not peer or peer.state is NodeState.LEFT or incarnation < peer.report.info.incarnation:
             return []
         peer.state, peer.reason, peer.seen, peer.ended = NodeState.LEFT, "said goodbye", now, True
         return [Changed(node, peer.state, peer.reason)]
 
     def tick(self, now: float) -> list[Change]:
-        """Update states to the present time."""
-        self._forgive_own_stall(now)
+        """Update states to the present time. Deadlines are extended by the time for which this node itself was stalled."""
+        stalled = now - self._ticked - OWN_STALL_S if self._ticked is not None else 0.0
+        for peer in self._peers.values():  # asleep, or its event loop was blocked
+            peer.fail_at += max(stalled, 0.0)
+        self._ticked = now
         changes: list[Change] = []
         for node, peer in list(self._peers.items()):
             if peer.state in PRESENT:
@@ -198,8 +199,8 @@ class Membership:
 
     def _admit(self, report: NodeReport, before: _Peer | None, now: float) -> list[Change]:
         info = report.info
-        wait = self._fail_after + min(max(report.lag_s, 0.0), self._fail_after)
-        self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, now + wait)
+        fail_at = now + self._fail_after + min(max(report.lag_s, 0.0), self._fail_after)
+        self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, fail_at)
         joined = Joined(info.id)
         if not before or before.state not in PRESENT:
             return [joined]
@@ -220,23 +221,15 @@ class Membership:
         return [Changed(theirs.id, NodeState.REFUSED, reason)]
 
     def _age(self, node: str, peer: _Peer, now: float) -> list[Change]:
-        silent = now - peer.seen
+        silent = f"{now - peer.seen:.1f} s"
         if now >= peer.fail_at:
-            reason = f"no answer for {silent:.1f} s" if not peer.reason else f"{peer.reason}, {silent:.1f} s silent"
-            peer.state, peer.reason = NodeState.FAILED, reason
+            peer.reason = f"{peer.reason}, {silent} silent" if peer.reason else f"no answer for {silent}"
+            peer.state = NodeState.FAILED
         elif peer.state is NodeState.ALIVE and now >= _suspect_at(peer):
             peer.state = NodeState.SUSPECT
         else:
             return []
         return [Changed(node, peer.state, peer.reason)]
-
-    def _forgive_own_stall(self, now: float) -> None:
-        """Extend deadlines by the time this node itself was stalled (asleep, or its event loop blocked)."""
-        stalled = now - self._ticked - OWN_STALL_S if self._ticked is not None else 0.0
-        if stalled > 0:
-            for peer in self._peers.values():
-                peer.fail_at += stalled
-        self._ticked = now
 
 
 def _suspect_at(peer: _Peer) -> float:

@@ -104,7 +104,7 @@ def test_whose_process_is_known_to_have_ended(members):
     assert members.ended() == {"peer"}
     members.heard(report(incarnation=4), 1.0)
     assert members.ended() == set()
-    members.goodbye("peer", 1.1)
+    members.goodbye("peer", 1.1, 4)
     assert members.ended() == {"peer"}
     members.heard(report(incarnation=5), 2.0)
     quiet(members, 2, 5)
@@ -136,13 +136,13 @@ def test_a_lower_incarnation_is_ignored(members):
 
 
 def test_goodbye_holds_for_its_incarnation_only(members):
-    assert members.goodbye("peer", 1.0) == [Changed("peer", NodeState.LEFT, "said goodbye")]
-    assert members.goodbye("peer", 1.1) == []
+    assert members.goodbye("peer", 1.0, 3) == [Changed("peer", NodeState.LEFT, "said goodbye")]
+    assert members.goodbye("peer", 1.1, 3) == []
     assert members.heard(report(), 1.2) == []
     assert quiet(members, 1, 10) == []
     assert alive(members) == {"me"}
     assert members.heard(report(incarnation=4), 11.0) == [Joined("peer")]
-    assert members.goodbye("peer", 11.1, incarnation=3) == []
+    assert members.goodbye("peer", 11.1, 3) == []
     assert state(members, 11.1) is NodeState.ALIVE
 
 
@@ -222,7 +222,7 @@ def test_ticks_that_are_always_late_still_see_a_failure(members):
 
 def test_unknown_nodes_are_no_error(members):
     assert members.unreachable("nobody", 1.0) == []
-    assert members.goodbye("nobody", 1.0) == []
+    assert members.goodbye("nobody", 1.0, 3) == []
 
 
 def test_invented_nodes_take_the_place_of_those_that_are_gone():
@@ -231,8 +231,8 @@ def test_invented_nodes_take_the_place_of_those_that_are_gone():
     for number in range(3):
         assert members.heard(report(id=f"x{number}"), number / 10) == [Joined(f"x{number}")]
     assert members.heard(report(id="x3"), 0.5) == []
-    members.goodbye("x1", 1.0)
-    members.goodbye("x0", 1.1)
+    members.goodbye("x1", 1.0, 3)
+    members.goodbye("x0", 1.1, 3)
     assert members.heard(report(id="x4"), 1.2) == [Forgotten("x1"), Joined("x4")]
     assert members.heard(report(id="x5", protocol=3), 1.3)[0] == Forgotten("x0")
     assert {r.info.id for r in members.alive()} == {"x2", "x4"}
