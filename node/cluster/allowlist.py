@@ -9,10 +9,7 @@ from node.model.short_names import canonical
 
 
 class Allowlist:
-    """Allows models whose id matches a pattern, ignoring case, and models that are placed or preloaded by a node.
-
-    Without patterns, all models are allowed.
-    """
+    """Allows all models without patterns; else those that match one, ignoring case, are placed, or preloaded."""
 
     def __init__(self, agent: Agent, patterns: Iterable[str]) -> None:
         """`patterns`: of fnmatch, where `*` also matches slashes, or short names of models."""

@@ -46,7 +46,7 @@ class ModelSpecs:
         self._holders = holders
 
     async def local(self, version: ModelVersion) -> ModelSpec:
-        """Describe a model of which at least the small files are on this node; for an empty revision, any.
+        """Describe a model whose small files are here; for an empty revision, any.
 
         Raises ModelNotFound, ModelBroken, ModelUnsupported.
         """

@@ -34,10 +34,7 @@ class Probes:
         """Held by the measurement of a bandwidth: two at once would share this node's cable."""
 
     async def run(self, node: str) -> None:
-        """Measure the paths to a node as long as it is in the address book.
-
-        Runs beside the heartbeats, which must not wait for an address that does not answer.
-        """
+        """Measure the paths to a node beside its heartbeats, which must not wait for an address that is silent."""
         probes = Retried(f"The measurement of the paths to node {node} failed")
         while self._agent.membership.state_of(node) is None:
             await self._agent.news.wait()

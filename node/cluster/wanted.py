@@ -276,10 +276,7 @@ class WantedModels:
         return sorted(ready, key=lambda model: (not self.models[model].is_named, -self.models[model].asked_at))
 
     def loading(self, view: ClusterView) -> set[str]:
-        """Placed models that a request may be waiting for.
-
-        They make no room for others: those who wait would ask for them again, without end.
-        """
+        """Placed models that a request may wait for. They make no room: they would be asked for again, without end."""
         placed = {ring.model for ring in view.placement.rings}
         fresh = {model for model in placed if now() - self.models[model].placed_at < OPEN_WAIT_S}
         return {model for model in fresh if not ready_rings(view, model)}

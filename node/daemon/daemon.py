@@ -99,11 +99,7 @@ class Daemon:
         await self._network.rpc.start(self._serving.control, self._serving.rings, self._models.files)
         discovery = self._network.discovery if self._options.mdns else None
         async with asyncio.TaskGroup() as group:
-            keeping = (
-                (self._serving.commands.unload_idle(self._options.keep_alive),) if self._options.keep_alive else ()
-            )
-            parts = (
-                *keeping,
+            parts = [
                 self._agent.run(),
                 self._network.heartbeats.run(self._options.peers),
                 self._serving.rings.run(),
@@ -114,7 +110,9 @@ class Daemon:
                 self._stop_if_lost(),
                 self._upkeep.keep_memory(),
                 self._upkeep.keep_issues(self._issues, self._agent),
-            )
+            ]
+            if self._options.keep_alive:
+                parts.append(self._serving.commands.unload_idle(self._options.keep_alive))
             advertising = group.create_task(self._advertise(discovery))
             tasks = [advertising, *(group.create_task(part) for part in parts)]
             await self._serve_api()
@@ -167,9 +165,7 @@ class Daemon:
                     await self._agent.changed.wait()
 
     async def _stop_if_lost(self) -> None:
-        """Stop the node if a job of the compute thread never ends, or the device is lost: only the end of the process
-        ends that.
-        """
+        """Stop the node if a job of the compute thread never ends, or the device is lost: nothing else ends that."""
         lost = await self._watchdog.lost()
         note_end(self._data.path)
         log.critical("this node gives up its rings and ends with %d, to be started anew: %s", EXIT_LOST, lost)

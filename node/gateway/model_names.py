@@ -50,28 +50,23 @@ class ModelNames:
 
     def aliases(self) -> Mapping[str, str]:
         """Ids of models by alias, without aliases of models that are not known."""
-        found: dict[str, str] = {}
-        held = self.held()
-        for name, given in sorted(self._aliases().items()):
-            try:
-                model = self._catalogue.match(given, held)
-            except ModelNotFound:  # another node may tell any text
-                continue
-            if model:
-                found[name] = model
-        return found
+        aliases = sorted(self._aliases().items())
+        return {name: model for name, given in aliases if (model := self._match_told(given))}
 
     def preset(self, model: str) -> Mapping[str, float]:
         """Sampling that --sampling of any node gives to the requests of a model that do not say it. `model`: its id."""
         found: dict[str, float] = {}
         for each in (preset for report in self._nodes() for preset in report.presets):
-            try:
-                is_meant = self.match(each.model) == model
-            except ModelNotFound:  # another node may tell any text
-                continue
-            if is_meant:
+            if self._match_told(self._without_alias(each.model)) == model:
                 found |= each.sampling
         return {name: found[name] for name in RANGES.keys() & found if in_range(name, found[name])}
+
+    def _match_told(self, name: str) -> str | None:
+        """The id of a model that another node names, perhaps by any text; None for a name that matches nothing."""
+        try:
+            return self._catalogue.match(name, self.held())
+        except ModelNotFound:
+            return None
 
     def _without_alias(self, name: str) -> str:
         return self._aliases().get(untagged(name), name)

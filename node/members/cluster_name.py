@@ -16,9 +16,7 @@ from node.core.nodes import NodeInfo
 
 _HTTP = "_http._tcp.local."
 _TTL_S = 10
-"""TTL of the records, and so the longest time that the old head is used after a change, even if the announcement was
-missed.
-"""
+"""TTL of the records, for which the old head is used after a change whose announcement was missed."""
 _CHECK_MS = 1500
 """Timeout of a name check, which leaves time for a second query: the answer to the first is sent to its sender, whose
 port may be shared with another program. The check ends before the first head is elected.

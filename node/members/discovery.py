@@ -37,9 +37,7 @@ _MOST_REFUSED = 64
 """Maximum refused nodes that are shown: anybody on the network can invent adverts."""
 
 RETRY_S = 30.0
-"""Interval at which multicast is retried where it fails or is misused: the user may have granted permission meanwhile
-(macOS), or the network may be another one.
-"""
+"""Interval at which multicast is retried where it fails or is misused: permission (macOS) or network may be new."""
 _DEAF_S = 10.0
 """Time without any packet, not even this node's own, after which multicast counts as blocked."""
 _LOOK_S = 1.0

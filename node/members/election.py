@@ -75,26 +75,17 @@ def cap_term(report: NodeReport, term: int) -> NodeReport:
 
 
 def rank(report: NodeReport) -> tuple[int, str]:
-    """Rank of a node, smallest first.
-
-    More memory is better: such a node most likely drives a model and stays plugged in.
-    """
+    """Rank of a node, smallest first: one with more memory most likely drives a model and stays plugged in."""
     return (-report.memory.usable, report.info.id)
 
 
 def _turn(report: NodeReport) -> tuple[bool, bool, int, str]:
-    """Order in which nodes claim without a head, smallest first.
-
-    A node with a placement has followed a head, so it need not settle first.
-    """
+    """Order in which nodes claim without a head. With a placement, one has followed a head, and knows the others."""
     return (bool(report.disk_error), report.fence == Fence(), *rank(report))
 
 
 class Election:
-    """Election state of one node.
-
-    Call `tick` after every report and every membership change, and a few times a second.
-    """
+    """Election state of one node. `tick` after every report and membership change, and a few times a second."""
 
     def __init__(
         self,

@@ -6,9 +6,7 @@ from node.core.addresses import is_self_assigned
 from node.core.reports import Path
 
 _SMOOTHING = 0.25
-"""Weight of a new probe that took longer (moving average): one late answer hardly shows. A shorter one counts at once, as
-delays on busy machines only add to a path's round trip.
-"""
+"""Weight of a probe that took longer (moving average). A shorter one counts at once: busy machines only add."""
 _FAILURES = 2
 """Consecutive lost probes before an address is dropped; Wi-Fi loses single ones."""
 _GAIN = 0.8
@@ -22,9 +20,7 @@ _WIDER = 1.5
 _FAR = 2.0
 """A path whose round trip is longer than this many times the shortest one is not used, whatever its bandwidth."""
 _NOISE, _NOISE_MS = 0.2, 0.3
-"""A round trip is reported anew if it differs by more than this share and this time from the one last reported: a report that
-changes has to be sent to all nodes.
-"""
+"""A round trip is reported anew if it differs by more than this share and this time: a new report goes to all nodes."""
 _SOFTWARE_MS = 1.0
 """Share of two busy processes in a round trip: shorter ones say nothing about a path."""
 BANDWIDTH_AGAIN_S = 600.0

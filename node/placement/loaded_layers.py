@@ -18,10 +18,7 @@ _MOST_SHARDS = 8
 def rings_of_loaded_layers(
     spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal
 ) -> list[Ring]:
-    """Rings of loaded layers, without ids.
-
-    Each has the longest context that its nodes have room for, and then the most sessions.
-    """
+    """Rings of loaded layers, without ids: each with the longest context that fits, and then the most sessions."""
     found: list[Ring] = []
     chains = list(_chains(spec, nodes))
     for context in goal.contexts_for(spec):

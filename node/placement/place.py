@@ -225,10 +225,7 @@ class _Attempt:
     # --- its replicas -------------------------------------------------------------------------------------------------
 
     def _is_replica(self, spec: ModelSpec, ring: Ring) -> bool:
-        """Whether the ring can serve next to those placed.
-
-        Contexts must be equal, as requests move from one to the other.
-        """
+        """Whether it can serve next to those placed: with the same context, as requests move between them."""
         rings = [each for each in self.rings[spec.id] if not each.retiring]
         taken = {node for each in rings for node in each.nodes}
         spread = self._distance(spec, ring)[0] <= self._distance(spec, rings[0])[0]
@@ -259,10 +256,7 @@ class _Attempt:
         return [node for node in self._nodes if node.info.id not in barred]
 
     def _search(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal) -> Ring | None:
-        """The best ring, without an id.
-
-        One of loaded layers may have more stages or a slower round: it can be moved while it serves.
-        """
+        """The best ring, without an id: one of loaded layers if it is near enough, as it can move while it serves."""
         preferred = self._by_preference(spec, nodes, free)
         loaded = [
             ring for ring in rings_of_loaded_layers(spec, preferred, free, goal) if self._is_connected(spec, ring)

@@ -29,9 +29,7 @@ class Goal:
     min_stages: int
 
     def contexts_for(self, spec: ModelSpec) -> list[int]:
-        """Contexts to try for a model, longest first; if all exceed the model's maximum, that maximum. A user's wish is
-        the only one.
-        """
+        """Contexts to try for a model, longest first: a user's wish alone; at least the model's maximum."""
         if spec.wish.context:
             return [min(spec.wish.context, spec.max_context)]
         return [c for c in self.contexts if c <= spec.max_context] or [spec.max_context]

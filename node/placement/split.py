@@ -77,9 +77,7 @@ def best_orders(
 
 
 def _balanced_ms(nodes: Sequence[tuple[float, float]], work: float) -> float:
-    """Time in which nodes of this pace and with room for this much work do all of it side by side, as if layers had any
-    size; infinite if it does not fit.
-    """
+    """Time in which nodes of this pace and room do all the work, with layers of any size; else infinite."""
     waiting = sorted(nodes, key=lambda node: node[0] * node[1])  # those that are full first
     while waiting:
         pace, room = waiting[0]
