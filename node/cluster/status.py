@@ -1,29 +1,8 @@
 """The JSON of GET /cluster/status: the cluster as the answering node sees it. Pure: a view in, plain data out.
 
-Nodes are named by id everywhere (`self`, which is the answering one, `head`, `driver`, `stages[].node`, `link.to`);
-`nodes[]` has the names. Bytes are bytes, layers are half-open `[start, end)`, and a list keeps its order from one answer
-to the next.
-
-Wanted models are those of the placement, placed or refused, and what the users of live nodes asked to have loaded,
-so that a cluster that has just started says `loading` and not `idle`.
-
-    cluster state  idle      no model is wanted
-                   degraded  a wanted model is refused or failed, or a ring counts on a node that is gone or on a load
-                             that failed, even when another ring still serves its model
-                   loading   some wanted model has no ready ring yet
-                   ready     every wanted model has a ready ring
-    model state    ready     at least one ring is ready: all its nodes are here and have loaded their layers
-                   loading   no ring is ready, but one is getting there, or the head has not placed the model yet
-                   failed    no ring is ready and every ring has a failed load or lacks a node
-                   refused   the head found no place for it; the warnings say why
-    ring state     ready, loading, failed; or retiring: another takes its place, it finishes or hands over what it has
-    node state     suspect, failed, left and refused are the peer's; a live node is
-                   draining  if its work is being moved away, drained when nothing of it is left, else
-                   error     if one of its loads failed, else
-                   loading   if layers are placed on it that it has not loaded yet, else
-                   ready     if it holds layers, else
-                   idle
-    roles          head; driver and stage (a driver is the first stage, so it has both); gateway: every live node
+`docs/status.md` explains each field and state. Lists keep their order from one answer to the next. Wanted models are
+those of the placement, placed or refused, and what the users of live nodes asked to have loaded, so that a cluster that
+has just started says `loading` and not `idle`.
 """
 
 from collections.abc import Sequence

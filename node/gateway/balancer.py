@@ -51,8 +51,12 @@ class Balancer:
         known = self._last_served(tokens, {ring.place: ring for ring in sound})
         if known and work[known.id] - work[chosen.id] <= IMBALANCE:
             chosen = known
-        self._note(tokens, chosen.place)
         self._begun.append((now, chosen.id))
+        for block in _blocks(tokens):
+            self._served[block] = chosen.place
+            self._served.move_to_end(block)
+        while len(self._served) > BLOCKS:
+            self._served.popitem(last=False)
         return chosen
 
     def _last_served(self, tokens: Sequence[int], rings: Mapping[RingPlace, Ring]) -> Ring | None:
@@ -63,13 +67,6 @@ class Balancer:
                 break
             found = rings.get(self._served[block], found)
         return found
-
-    def _note(self, tokens: Sequence[int], place: RingPlace) -> None:
-        for block in _blocks(tokens):
-            self._served[block] = place
-            self._served.move_to_end(block)
-        while len(self._served) > BLOCKS:
-            self._served.popitem(last=False)
 
 
 def _blocks(tokens: Sequence[int]) -> Iterator[int]:
