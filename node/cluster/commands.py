@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
@@ -27,23 +27,16 @@ APPLIED_S = 5.0
 one is about to leave the cluster."""
 
 
+@dataclass(slots=True)
 class Commands:
-    def __init__(
-        self,
-        agent: Agent,
-        head: Head,
-        client: RpcClient,
-        allowlist: Allowlist,
-        model_named: Callable[[str], Awaitable[str]],
-        free: Callable[[str], None],
-    ) -> None:
-        """`model_named`: finds a model's id. `free`: frees this node's layers of a model, and names it no longer."""
-        self._agent = agent
-        self._head = head
-        self._client = client
-        self._allowlist = allowlist
-        self._model_named = model_named
-        self._free = free
+    agent: Agent
+    head: Head
+    client: RpcClient
+    allowlist: Allowlist
+    model_named: Callable[[str], Awaitable[str]]
+    """Finds a model's id."""
+    free: Callable[[str], None]
+    """Frees this node's layers of a model, and names it no longer."""
 
     async def run(self, command: Command) -> Command:
         """At a gateway. Returns the command, with ids instead of names, once it is decided: a model may still be loading.
@@ -51,17 +44,17 @@ class Commands:
         Raises what `decide` raises, ModelNotFound and NodeNotFound for names, NotReady without a head.
         """
         if isinstance(command, DrainNode):
-            await self._agent.elected()  # by then the other nodes are known as well
-            alive = [peer.report.info for peer in self._agent.view().peers if peer.state is NodeState.ALIVE]
+            await self.agent.elected()  # by then the other nodes are known as well
+            alive = [peer.report.info for peer in self.agent.view().peers if peer.state is NodeState.ALIVE]
             command = replace(command, node=node_named(command.node, {info.id: info.name for info in alive}))
         else:
-            command = replace(command, model=await self._model_named(command.model))
+            command = replace(command, model=await self.model_named(command.model))
         self._check(command)
-        head = await self._agent.elected()
-        if head == self._agent.info.id:
+        head = await self.agent.elected()
+        if head == self.agent.info.id:
             await self.decide(command)
-        elif address := self._agent.book.address_of(head):
-            await self._client.command(address, command)
+        elif address := self.agent.book.address_of(head):
+            await self.client.command(address, command)
         else:
             raise NotReady(
                 "This node does not reach the head, which has to decide this.", hint="Try again in a moment."
@@ -73,16 +66,16 @@ class Commands:
         self._check(command)
         match command:
             case LoadModel(model, wish):
-                await self._head.load(model, wish)
+                await self.head.load(model, wish)
             case UnloadModel(model):
-                self._head.unload(model)
-                await asyncio.gather(*(self._release_at(report.info.id, model) for report in self._agent.alive()))
+                self.head.unload(model)
+                await asyncio.gather(*(self._release_at(report.info.id, model) for report in self.agent.alive()))
             case DrainNode(node, draining):
                 await self._drain(node, draining=draining)
 
     def _check(self, command: Command) -> None:
         if isinstance(command, LoadModel):
-            self._allowlist.check(command.model)
+            self.allowlist.check(command.model)
 
     # --- models -------------------------------------------------------------------------------------------------------
 
@@ -90,7 +83,7 @@ class Commands:
         """While this node is head, unload models that have been idle for so long."""
         while True:
             await asyncio.sleep(in_step(min(LOOK_S, keep_alive_s / 4)))
-            for model in self._head.idle(keep_alive_s):
+            for model in self.head.idle(keep_alive_s):
                 log.info("%s had no request for %.0f s", model, keep_alive_s)
                 with contextlib.suppress(ModelBusy, ModelNotFound, NotReady):  # things changed while nodes were told
                     await self.decide(UnloadModel(model))
@@ -98,43 +91,43 @@ class Commands:
     async def _release_at(self, node: str, model: str) -> None:
         """A node that can't be told keeps the layers until it needs their memory."""
         try:
-            if node == self._agent.info.id:
-                self._free(model)
-            elif address := self._agent.book.address_of(node):
-                await self._client.release(address, model)
+            if node == self.agent.info.id:
+                self.free(model)
+            elif address := self.agent.book.address_of(node):
+                await self.client.release(address, model)
         except PippinError as error:
             log.warning("node %s was not told to release %s: %s", node, model, error)
 
     async def release(self, model: str) -> None:
         """At a node: wait until the placement is without the model, as the head's call may be quicker; then free it."""
         deadline = now() + APPLIED_S
-        while any(ring.model == model for ring in self._agent.placement.rings):
-            if not await self._agent.adopted.wait(deadline - now()):
+        while any(ring.model == model for ring in self.agent.placement.rings):
+            if not await self.agent.adopted.wait(deadline - now()):
                 break
-        self._free(model)
+        self.free(model)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     async def _drain(self, node: str, *, draining: bool) -> None:
         """Returns when the node reports its new state, so that the head's next decision takes it into account."""
-        self._agent.check_head()
+        self.agent.check_head()
         if draining:
-            self._head.check_drain(node)
-        if node == self._agent.info.id:
+            self.head.check_drain(node)
+        if node == self.agent.info.id:
             self.set_draining(node, draining=draining)
-        elif address := self._agent.book.address_of(node):
-            await self._client.set_draining(address, node, draining=draining)
+        elif address := self.agent.book.address_of(node):
+            await self.client.set_draining(address, node, draining=draining)
         try:
             async with asyncio.timeout(APPLIED_S):
-                while not any(r.info.id == node and r.draining == draining for r in self._agent.alive()):
-                    await self._agent.changed.wait()
+                while not any(r.info.id == node and r.draining == draining for r in self.agent.alive()):
+                    await self.agent.changed.wait()
         except TimeoutError as error:
             state = "draining" if draining else "in use"
             raise PeerUnavailable(f"Node {node} does not report itself {state} after {APPLIED_S:.0f} s.") from error
 
     def set_draining(self, node: str, *, draining: bool) -> None:
         """At the node itself. Raises NodeNotFound if it is another one."""
-        if node != self._agent.info.id:
-            raise NodeNotFound(f"This is {self._agent.info.name}, not node {node!r:.60}.")
+        if node != self.agent.info.id:
+            raise NodeNotFound(f"This is {self.agent.info.name}, not node {node!r:.60}.")
         log.info("this node %s", "is draining: nothing new is placed on it" if draining else "is in use again")
-        self._agent.set_draining(draining)
+        self.agent.set_draining(draining)

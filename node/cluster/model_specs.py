@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +22,27 @@ from node.text.same_tokens import difference
 from node.text.sandbox import SandboxServer
 
 
+@dataclass(slots=True)
 class ModelSpecs:
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        hub: Hub,
-        compute: Compute,
-        client: RpcClient,
-        holders: Callable[[str], Sequence[tuple[Address, str]]],
-        pools: Pools,
-        kv_bits: int,
-        tokenizer_of: Callable[[HeldModel, Address | None], Awaitable[Path]],
-        sandboxes: SandboxServer,
-    ) -> None:
-        """`holders`: as Agent.holders. `kv_bits`: of what `find` describes. `tokenizer_of`: as Files.of_tokenizer."""
-        self._tokenizer_of = tokenizer_of
-        self._sandboxes = sandboxes
-        self._kv_bits = kv_bits
-        self._pools = pools
-        self._catalogue = catalogue
-        self._hub = hub
-        self._compute = compute
-        self._client = client
-        self._holders = holders
+    catalogue: Catalogue
+    hub: Hub
+    compute: Compute
+    client: RpcClient
+    holders: Callable[[str], Sequence[tuple[Address, str]]]
+    """As Agent.holders."""
+    pools: Pools
+    kv_bits: int
+    """Of the models that `find` describes."""
+    tokenizer_of: Callable[[HeldModel, Address | None], Awaitable[Path]]
+    """As Files.of_tokenizer."""
+    sandboxes: SandboxServer
 
     async def local(self, version: ModelVersion) -> ModelSpec:
         """Describe a model whose small files are here; for an empty revision, any.
 
         Raises ModelNotFound, ModelBroken, ModelUnsupported.
         """
-        folder = await self._pools.files.run(self._catalogue.described, version.model, version.revision)
+        folder = await self.pools.files.run(self.catalogue.described, version.model, version.revision)
         if folder is None:
             raise ModelNotFound(f"{version.model} is not on this node.")
         return await self._read(version.model, folder, version.kv_bits)
@@ -63,30 +55,30 @@ class ModelSpecs:
 
         Raises ModelNotFound, ModelGated, HubUnavailable, ModelBroken, ModelUnsupported.
         """
-        if whole := await self._pools.files.run(self._catalogue.whole, model):
-            return await self._read(model, whole, self._kv_bits)
+        if whole := await self.pools.files.run(self.catalogue.whole, model):
+            return await self._read(model, whole, self.kv_bits)
         failure: PippinError | None = None
-        holders = self._holders(model)
+        holders = self.holders(model)
         count = Counter(revision for _, revision in holders)
         for peer, revision in sorted(holders, key=lambda holder: (-count[holder[1]], holder[1])):
             try:
-                return await self._client.describe(peer, ModelVersion(model, revision, self._kv_bits))
+                return await self.client.describe(peer, ModelVersion(model, revision, self.kv_bits))
             except PippinError as error:
                 failure = error
         if failure and not isinstance(failure, PeerUnavailable):
             raise failure  # a holder's error about its files says more than an unreachable hub
-        if begun := await self._pools.files.run(self._catalogue.described, model):
-            return await self._read(model, begun, self._kv_bits)
-        flaw = await self._pools.files.run(self._catalogue.flaw, model)
+        if begun := await self.pools.files.run(self.catalogue.described, model):
+            return await self._read(model, begun, self.kv_bits)
+        flaw = await self.pools.files.run(self.catalogue.flaw, model)
         if "/" not in model:
             raise failure or flaw or ModelNotFound(f"No node has a model {model}.")
         try:
-            metadata = await self._pools.hub.run(self._hub.metadata, model)
+            metadata = await self.pools.hub.run(self.hub.metadata, model)
         except (ModelNotFound, HubUnavailable) as error:
             if flaw:
                 raise flaw from error
             raise
-        version = ModelVersion(model, metadata.directory.name, self._kv_bits)
+        version = ModelVersion(model, metadata.directory.name, self.kv_bits)
         return await self._describe(version, metadata.config, metadata.weights)
 
     async def find_draft(self, draft: str, model: ModelSpec) -> ModelSpec:
@@ -99,8 +91,8 @@ class ModelSpecs:
             raise ModelUnsupported(
                 f"{draft} can't be its own draft.", hint="Choose a smaller model of the same family."
             )
-        one, other = [await self._tokenizer_of(*self._holder(each)) for each in (model, spec)]
-        if differs := await difference(self._sandboxes, one, other):
+        one, other = [await self.tokenizer_of(*self._holder(each)) for each in (model, spec)]
+        if differs := await difference(self.sandboxes, one, other):
             raise ModelUnsupported(
                 f"{draft} can't be the draft of {model.id}, as it has other tokens: {differs}.",
                 hint="Choose a smaller model of the same family, or start the nodes without this --draft.",
@@ -109,16 +101,16 @@ class ModelSpecs:
 
     def _holder(self, spec: ModelSpec) -> tuple[HeldModel, Address | None]:
         """The model, and another node that has its files, if there is one."""
-        holders = (peer for peer, revision in self._holders(spec.id) if revision == spec.version.revision)
+        holders = (peer for peer, revision in self.holders(spec.id) if revision == spec.version.revision)
         return spec.version.files, next(holders, None)
 
     async def _read(self, model: str, folder: Folder, kv_bits: int) -> ModelSpec:
-        config = await self._pools.files.run(read_config, folder.path)
-        weights = await self._pools.files.run(self._catalogue.weights, folder.path)
+        config = await self.pools.files.run(read_config, folder.path)
+        weights = await self.pools.files.run(self.catalogue.weights, folder.path)
         return await self._describe(ModelVersion(model, folder.revision, kv_bits), config, weights)
 
     async def _describe(self, version: ModelVersion, config: dict[str, Any], weights: Weights) -> ModelSpec:
-        plan = await self._compute.run(make_plan, config, weights.total_bytes, version.kv_bits)
+        plan = await self.compute.run(make_plan, config, weights.total_bytes, version.kv_bits)
         return ModelSpec(
             version=version,
             layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),

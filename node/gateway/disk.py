@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from node.cluster.allowlist import Allowlist
@@ -38,30 +39,21 @@ class Pulled(NamedTuple):
     """Those of the whole model."""
 
 
+@dataclass(slots=True)
 class Disk:
-    def __init__(
-        self,
-        names: ModelNames,
-        allowlist: Allowlist,
-        catalogue: Catalogue,
-        specs: ModelSpecs,
-        files: Files,
-        pools: Pools,
-        in_use: Callable[[], Collection[str]],
-        changed: Callable[[], None],
-    ) -> None:
-        """`in_use`: ids of the models of which this node holds or loads layers. `changed`: tells the other nodes."""
-        self._names = names
-        self._allowlist = allowlist
-        self._catalogue = catalogue
-        self._specs = specs
-        self._files = files
-        self._pools = pools
-        self._in_use = in_use
-        self._changed = changed
-        self._turns = FairTurns("a model to be fetched", PULLS, _MAX_WAITING)
-        self._pulled: list[str] = []
-        """Models that are being fetched, once for each user who waits for it."""
+    names: ModelNames
+    allowlist: Allowlist
+    catalogue: Catalogue
+    specs: ModelSpecs
+    files: Files
+    pools: Pools
+    in_use: Callable[[], Collection[str]]
+    """Returns the models of which this node holds or loads layers."""
+    changed: Callable[[], None]
+    """Tells the other nodes."""
+    _turns: FairTurns = field(default_factory=lambda: FairTurns("a model to be fetched", PULLS, _MAX_WAITING))
+    _pulled: list[str] = field(default_factory=list)
+    """Models that are being fetched, once for each user who waits for it."""
 
     async def pull(self, name: str, client: str) -> AsyncGenerator[Pulled, None]:
         """Fetch all files of a model that are not here, from a node that has them, else from the hub, in turns of a
@@ -70,12 +62,12 @@ class Disk:
         Yields until it is here. Closing it ends the fetch; the next one resumes. Raises ModelNotFound, ModelNotAllowed,
         ModelGated, ModelUnsupported, HubUnavailable, NoCapacity (disk full), Overloaded.
         """
-        model = await self._names.id_of(name)
-        self._allowlist.check(model)
+        model = await self.names.id_of(name)
+        self.allowlist.check(model)
         self._pulled.append(model)
         try:
             async with self._turns.turn(client):
-                spec = await self._specs.find(model)
+                spec = await self.specs.find(model)
             size, share = spec.weight_bytes, 0.0
 
             def note(download: Download) -> None:
@@ -95,7 +87,7 @@ class Disk:
         """Fetch a model in turns, each until it is here or another client is to have one. What has come is kept."""
         while True:
             async with self._turns.turn(client):
-                files = self._files.of_shard(whole, ends=True, progress=progress, downloads=self._pools.pulls)
+                files = self.files.of_shard(whole, ends=True, progress=progress, downloads=self.pools.pulls)
                 async with _running(files) as fetching:
                     end = now() + TURN_S
                     while now() < end or not self._turns.is_wanted(client):
@@ -109,18 +101,18 @@ class Disk:
         Raises ModelBusy while this node uses or fetches the model; ModelNotFound if none of its files are here, or if
         they are in a directory of the user's.
         """
-        model = await self._names.id_of(name)
+        model = await self.names.id_of(name)
         if model in self._pulled:
             raise ModelBusy(f"This node is fetching {model}.", hint="End the `cluster pull` first, or wait for it.")
-        if model in self._in_use():
+        if model in self.in_use():
             raise ModelBusy(f"This node has layers of {model} in memory.", hint=f"Type `cluster unload {model}` first.")
-        freed = await self._pools.files.run(self._catalogue.remove, model)
+        freed = await self.pools.files.run(self.catalogue.remove, model)
         await self._refresh()
         return model, freed
 
     async def _refresh(self) -> None:
-        await self._pools.files.run(self._catalogue.refresh)
-        self._changed()
+        await self.pools.files.run(self.catalogue.refresh)
+        self.changed()
 
 
 @asynccontextmanager

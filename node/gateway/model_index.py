@@ -1,6 +1,7 @@
 """The models that requests may use: lists of them, and what their small files tell of each."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +24,28 @@ TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
 """The directory of a model's small files, which are fetched if they are not here."""
 
 
+@dataclass(slots=True)
 class ModelIndex:
-    def __init__(
-        self,
-        agent: Agent,
-        catalogue: Catalogue,
-        names: ModelNames,
-        allowlist: Allowlist,
-        small_files: TokenizerFiles,
-        files: Pool,
-        started_at: int,
-    ) -> None:
-        """`files`: threads that read files. `started_at`: Unix seconds, for models of which no file is here."""
-        self._agent = agent
-        self._catalogue = catalogue
-        self._names = names
-        self._allowlist = allowlist
-        self._small_files = small_files
-        self._files = files
-        self._started_at = started_at
+    agent: Agent
+    catalogue: Catalogue
+    names: ModelNames
+    allowlist: Allowlist
+    small_files: TokenizerFiles
+    files: Pool
+    """Threads that read files."""
+    started_at: int
+    """Unix seconds, for models of which no file is here."""
 
     def entries(self) -> Sequence[ModelEntry]:
         """Models that some node of the cluster holds or serves, and that a request may use; then the aliases.
 
         An alias that is a model's id as well stands for its own model, as in requests.
         """
-        aliases = self._names.aliases()
-        allowed = set(self._allowlist.filter({*self._names.held(), *aliases.values()}))
-        models = {model: model for model in self._names.held()} | dict(aliases)
-        placement = self._agent.placement
-        held = [each for report in self._agent.alive() for each in report.models]
+        aliases = self.names.aliases()
+        allowed = set(self.allowlist.filter({*self.names.held(), *aliases.values()}))
+        models = {model: model for model in self.names.held()} | dict(aliases)
+        placement = self.agent.placement
+        held = [each for report in self.agent.alive() for each in report.models]
         revisions = {each.id: each.revision for each in held} | {
             each.model: each.version.revision for each in placement.rings
         }
@@ -60,7 +53,7 @@ class ModelIndex:
         return [
             ModelEntry(
                 name,
-                self._catalogue.created(model) or self._started_at,
+                self.catalogue.created(model) or self.started_at,
                 "pippin",
                 revisions.get(model, ""),
                 sizes.get(model, 0),
@@ -72,29 +65,29 @@ class ModelIndex:
     def known(self, name: str) -> ModelEntry | None:
         """The one of `entries` that a name means; None if there is none. Raises ModelNotFound for what is no model's name."""
         entries = {entry.id: entry for entry in self.entries()}
-        return entries.get(untagged(name)) or entries.get(self._names.match(name) or "")
+        return entries.get(untagged(name)) or entries.get(self.names.match(name) or "")
 
     def overview(self) -> dict[str, Any]:
         """The models that nodes hold or that the cluster wants, ready for JSON."""
-        aliases, allowed = self._names.aliases(), self._allowlist.filter
-        return build_models(self._agent.view(), SHORT_NAMES, aliases, allowed, self._catalogue.unusable())
+        aliases, allowed = self.names.aliases(), self.allowlist.filter
+        return build_models(self.agent.view(), SHORT_NAMES, aliases, allowed, self.catalogue.unusable())
 
     async def describe(self, name: str) -> ModelDescription:
         """What is known of one of `entries`. Raises ModelNotFound, ModelBroken, and the errors of a transfer."""
-        entry, model = self.known(name), self._names.match(name)
+        entry, model = self.known(name), self.names.match(name)
         if entry is None or model is None:
             raise ModelNotFound(f"There is no model {name[:MAX_NAME_CHARS]!r} here.", param="model")
-        holder = next((address for address, _ in self._agent.holders(model)), None)
-        directory = await self._small_files(HeldModel(model, entry.revision), holder)
-        config = await self._files.run(read_config, directory)
-        template = await self._files.run(read_template, directory, self._catalogue.layouts.parser)
-        contexts = [ring.context for ring in self._agent.placement.rings if ring.model == model]
+        holder = next((address for address, _ in self.agent.holders(model)), None)
+        directory = await self.small_files(HeldModel(model, entry.revision), holder)
+        config = await self.files.run(read_config, directory)
+        template = await self.files.run(read_template, directory, self.catalogue.layouts.parser)
+        contexts = [ring.context for ring in self.agent.placement.rings if ring.model == model]
         embeds = config["model_type"] not in WITHOUT_EMBEDDINGS
         context = min(contexts, default=max_context(config))
-        parameters = await self._files.run(self._parameters, model, entry.revision)
-        sampling = {**await self._files.run(read_sampling, directory), **self._names.preset(model)}
+        parameters = await self.files.run(self._parameters, model, entry.revision)
+        sampling = {**await self.files.run(read_sampling, directory), **self.names.preset(model)}
         return ModelDescription(entry, context, config, template, embeds, parameters, sampling)
 
     def _parameters(self, model: str, revision: str) -> int:
-        folder = self._catalogue.described(model, revision)
-        return self._catalogue.layouts.of(folder.path).parameters if folder else 0
+        folder = self.catalogue.described(model, revision)
+        return self.catalogue.layouts.of(folder.path).parameters if folder else 0

@@ -1,6 +1,7 @@
 """Which model a request means by a name: an alias of --alias, an id, or a short name."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from node.cluster.agent import Agent
 from node.core.clock import now
@@ -16,23 +17,23 @@ TELL_S = 1.0
 LOOK_S = 0.02
 
 
+@dataclass(slots=True)
 class ModelNames:
     """Knows the aliases of all nodes. If several nodes have the same one, that of the node that is asked counts first."""
 
-    def __init__(self, agent: Agent, catalogue: Catalogue, files: Pool) -> None:
-        """`files`: threads that read files."""
-        self._agent = agent
-        self._catalogue = catalogue
-        self._files = files
+    agent: Agent
+    catalogue: Catalogue
+    files: Pool
+    """Threads that read files."""
 
     def held(self) -> list[str]:
         """Ids of the models that some node of the cluster holds or serves."""
-        served = {ring.model for ring in self._agent.placement.rings}
-        return sorted(served | {held.id for report in self._agent.alive() for held in report.models})
+        served = {ring.model for ring in self.agent.placement.rings}
+        return sorted(served | {held.id for report in self.agent.alive() for held in report.models})
 
     def match(self, name: str) -> str | None:
         """The model's id, without looking at the disk; None for a name that matches nothing. Raises ModelNotFound."""
-        return self._catalogue.match(self._without_alias(name), self.held())
+        return self.catalogue.match(self._without_alias(name), self.held())
 
     async def id_of(self, name: str) -> str:
         """The model's id. May look at the disk. Raises ModelNotFound, ModelBroken.
@@ -41,8 +42,8 @@ class ModelNames:
         """
         if model := self.match(name):
             return model
-        model = await self._files.run(self._catalogue.find, self._without_alias(name), self.held())
-        agent, deadline = self._agent, now() + TELL_S
+        model = await self.files.run(self.catalogue.find, self._without_alias(name), self.held())
+        agent, deadline = self.agent, now() + TELL_S
         agent.touch()
         while agent.head not in ("", agent.info.id) and agent.states.lacks_news(agent.head) and now() < deadline:
             await agent.changed.wait(LOOK_S)
@@ -64,7 +65,7 @@ class ModelNames:
     def _match_told(self, name: str) -> str | None:
         """The id of a model that another node names, perhaps by any text; None for a name that matches nothing."""
         try:
-            return self._catalogue.match(name, self.held())
+            return self.catalogue.match(name, self.held())
         except ModelNotFound:
             return None
 
@@ -76,5 +77,5 @@ class ModelNames:
 
     def _nodes(self) -> Sequence[NodeReport]:
         """Those that are here, this node last, so that what it says counts."""
-        own = self._agent.info.id
-        return sorted(self._agent.alive(), key=lambda report: (report.info.id == own, report.info.id))
+        own = self.agent.info.id
+        return sorted(self.agent.alive(), key=lambda report: (report.info.id == own, report.info.id))

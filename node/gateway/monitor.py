@@ -1,6 +1,7 @@
 """What operators ask of a node: the cluster's status, the node's health and its metrics."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from node.cluster.agent import Agent
@@ -15,51 +16,41 @@ from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
 
 
+@dataclass(slots=True)
 class Monitor:
-    def __init__(
-        self,
-        agent: Agent,
-        rings: Rings,
-        router: Router,
-        pools: Pools,
-        grammars: Grammars,
-        sandboxes: SandboxServer,
-        *,
-        open_cluster: bool,
-        other_secret: Callable[[], Sequence[PeerView]],
-    ) -> None:
-        """`open_cluster`: whether nodes need no secret to join. `other_secret`: the nodes that have another one."""
-        self._agent = agent
-        self._rings = rings
-        self._router = router
-        self._pools = pools
-        self._grammars = grammars
-        self._sandboxes = sandboxes
-        self._open_cluster = open_cluster
-        self._other_secret = other_secret
+    agent: Agent
+    rings: Rings
+    router: Router
+    pools: Pools
+    grammars: Grammars
+    sandboxes: SandboxServer
+    open_cluster: bool
+    """Whether nodes need no secret to join."""
+    other_secret: Callable[[], Sequence[PeerView]]
+    """Returns the nodes that have another one."""
 
     def status(self) -> dict[str, Any]:
         """State of the cluster as this node sees it, ready for JSON."""
-        return build_status(self._agent.view(), open_cluster=self._open_cluster, other_secret=self._other_secret())
+        return build_status(self.agent.view(), open_cluster=self.open_cluster, other_secret=self.other_secret())
 
     def health(self) -> dict[str, Any]:
         """Whether this node is alive (`status` is "ok" then), and what it can serve. Small and immediate."""
-        view = self._agent.view()
+        view = self.agent.view()
         ready = {ring.model for ring in view.placement.rings if usable_rings(view, ring.model)}
-        stuck = self._pools.stuck()
-        stuck += ["grammar"] if self._grammars.is_stuck else []
-        stuck += ["sandbox"] if self._sandboxes.has_ended else []
-        full = [name for name, _ in self._pools.full()]
+        stuck = self.pools.stuck()
+        stuck += ["grammar"] if self.grammars.is_stuck else []
+        stuck += ["sandbox"] if self.sandboxes.has_ended else []
+        full = [name for name, _ in self.pools.full()]
         state: dict[str, Any] = {"status": "full", "full": full} if full else {"status": "ok"}
         if stuck:
             state = {"status": "stuck", "stuck": stuck}
         warnings = {issue["code"] for issue in self.status()["warnings"] if issue["severity"] != Severity.INFO}
-        return {**state, "node": self._agent.info.name, "models": sorted(ready), "warnings": sorted(warnings)}
+        return {**state, "node": self.agent.info.name, "models": sorted(ready), "warnings": sorted(warnings)}
 
     def metrics(self) -> NodeMetrics:
         """This node's values for `/metrics`."""
-        rings, agent = self._rings, self._agent
+        rings, agent = self.rings, self.agent
         job_s = next((report.job_s for report in agent.alive() if report.info.id == agent.info.id), 0.0)
         return NodeMetrics(
-            rings.traffic(), rings.kv_bytes(), rings.memory_used(), self._router.recoveries, agent.lag_s, job_s
+            rings.traffic(), rings.kv_bytes(), rings.memory_used(), self.router.recoveries, agent.lag_s, job_s
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from node.cluster.agent import Agent
@@ -30,46 +31,37 @@ class _Opened(NamedTuple):
     """What the model's authors propose."""
 
 
+@dataclass(slots=True)
 class OpenModels:
-    def __init__(
-        self,
-        agent: Agent,
-        names: ModelNames,
-        allowlist: Allowlist,
-        router: Router,
-        tokenizer_files: TokenizerFiles,
-        sandboxes: SandboxServer,
-        pools: Pools,
-    ) -> None:
-        self._agent = agent
-        self._names = names
-        self._allowlist = allowlist
-        self._router = router
-        self._tokenizer_files = tokenizer_files
-        self._sandboxes = sandboxes
-        self._pools = pools
-        self._open: dict[str, _Opened] = {}
-        """By model."""
-        self._broken: dict[HeldModel, tuple[float, str]] = {}
-        """Time and reason of a tokenizer's failure, by model and revision."""
-        self._opening: dict[str, asyncio.Lock] = {}
+    agent: Agent
+    names: ModelNames
+    allowlist: Allowlist
+    router: Router
+    tokenizer_files: TokenizerFiles
+    sandboxes: SandboxServer
+    pools: Pools
+    _open: dict[str, _Opened] = field(default_factory=dict)
+    """By model."""
+    _broken: dict[HeldModel, tuple[float, str]] = field(default_factory=dict)
+    """Time and reason of a tokenizer's failure, by model and revision."""
+    _opening: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     async def open(self, name: str, client: str) -> OpenModel:
         """Open a model for a client. Waits until a ring of the model is ready.
 
         Raises ModelNotFound, ModelNotAllowed, NoCapacity, ModelBroken, …, and NotReady after `OPEN_WAIT_S`.
         """
-        model = await self._names.id_of(name)
-        self._allowlist.check(model)
-        ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S, client))[0]
+        model = await self.names.id_of(name)
+        self.allowlist.check(model)
+        ring = (await self.router.wait_for_rings(model, OPEN_WAIT_S, client))[0]
         opened = await self._opened(ring)
-        sampling = {**opened.sampling, **self._names.preset(model)}
+        sampling = {**opened.sampling, **self.names.preset(model)}
         encoder = SandboxedEncoder(opened.processes, client)
         return OpenModel(model, ring.context, encoder, ring.version.revision, sampling)
 
     def loading(self, name: str) -> str:
         """How far the load of a model is, for people; empty if it is not loading."""
-        return " ".join(self._router.loading(self._names.match(name) or name))
+        return " ".join(self.router.loading(self.names.match(name) or name))
 
     async def _opened(self, ring: Ring) -> _Opened:
         async with self._opening.setdefault(ring.model, asyncio.Lock()):
@@ -89,14 +81,14 @@ class OpenModels:
 
     async def _replace(self, ring: Ring) -> _Opened:
         """Make the processes of a ring's model. Close those of its other revision, and of models without a ring."""
-        address = self._agent.book.address_of(ring.driver)
-        directory = await self._tokenizer_files(ring.version.files, address)
-        served = {each.model for each in self._agent.placement.rings}
+        address = self.agent.book.address_of(ring.driver)
+        directory = await self.tokenizer_files(ring.version.files, address)
+        served = {each.model for each in self.agent.placement.rings}
         for unused in [model for model in self._open if model == ring.model or model not in served]:
             if entry := self._open.pop(unused, None):  # another model that opens may have closed it meanwhile
                 await entry.processes.close()
-        sampling = await self._pools.files.run(read_sampling, directory)
-        processes = TokenizerProcesses(self._sandboxes, directory, self._pools.texts)
+        sampling = await self.pools.files.run(read_sampling, directory)
+        processes = TokenizerProcesses(self.sandboxes, directory, self.pools.texts)
         self._open[ring.model] = opened = _Opened(ring.version.revision, processes, sampling)
         return opened
 

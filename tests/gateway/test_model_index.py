@@ -61,7 +61,7 @@ async def test_an_alias_is_listed_and_described_as_its_model(tmp_path):
 async def test_an_alias_that_is_an_id_as_well_means_what_it_means_in_requests(tmp_path):
     aliases = (Alias("a", "org/b"), Alias("c", "org/hidden"))
     found = index(tmp_path, HeldModel("a", "1", 7), HeldModel("org/b", "2", 9), HeldModel("c"), aliases=aliases)
-    found._allowlist.filter = lambda models: [model for model in models if model != "org/hidden"]
+    found.allowlist.filter = lambda models: [model for model in models if model != "org/hidden"]
     assert [(entry.id, entry.revision, entry.bytes) for entry in found.entries()] == [("a", "2", 9), ("org/b", "2", 9)]
     assert (await found.describe("a")).entry.bytes == 9
     assert found.known("c") is None
