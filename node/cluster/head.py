@@ -11,7 +11,6 @@ from node.cluster.agent import Agent
 from node.cluster.handover import Handover
 from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
-from node.cluster.reconciliation import MEET_S
 from node.cluster.wanted import WantedModels
 from node.core.clock import in_step, now
 from node.core.errors import ModelBusy, ModelNotFound, NoCapacity, NotReady, PippinError, error_from
@@ -19,6 +18,7 @@ from node.core.models import Wish
 from node.core.reports import NodeReport, StageState
 from node.core.rings import Fence, Placement, Ring, RingPlace
 from node.core.signal import Signal
+from node.members.membership import MEET_S
 from node.placement.normalize import normalize
 from node.placement.place import Rules, place
 from node.placement.search import CONTEXTS, SESSIONS
@@ -27,14 +27,12 @@ from node.placement.unreachable import UnreachablePairs
 log = logging.getLogger(__name__)
 
 REPLAN_S = 1.0
-"""Maximum interval of plans: memory and preferences arrive with heartbeats, without a signal."""
+"""Maximum interval of plans, as memory and preferences arrive without a signal; minimum one of a ring's successors."""
 SLOW_PLAN_S = 0.01
 PAUSE_SHARE = 4
 """A plan of more than SLOW_PLAN_S is followed by a pause of this many times its duration, as it blocks the event loop."""
 MAX_PAUSE_S = 0.25
 """Maximum pause: the loss of a node waits for the next plan."""
-SUCCESSOR_INTERVAL_S = 1.0
-"""Minimum interval of successors with the same stages."""
 _CACHED = 16
 """Number of cached placements: each plan tries several, and the same ones again if nothing has changed."""
 
@@ -201,11 +199,9 @@ class Head:
     def _with_successors(self, rings: Sequence[Ring], nodes: Sequence[NodeReport], at: float) -> tuple[Ring, ...]:
         """Replace each ring that has ended by one of the same stages, which still have their weights and KV.
 
-        The next successor waits SUCCESSOR_INTERVAL_S, as the cause may persist.
+        The next successor waits REPLAN_S, as the cause may persist.
         """
-        self._succeeded_at = {
-            key: since for key, since in self._succeeded_at.items() if at - since < SUCCESSOR_INTERVAL_S
-        }
+        self._succeeded_at = {key: since for key, since in self._succeeded_at.items() if at - since < REPLAN_S}
         ended = {report.ring for node in nodes for report in node.stages if report.state is StageState.ENDED}
         found, fence = list(rings), self._next_fence()
         for index, ring in enumerate(rings):

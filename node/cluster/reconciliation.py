@@ -7,10 +7,7 @@ from node.core.models import ModelSpec
 from node.core.reports import NodeReport, StageState
 from node.core.rings import Placement, Ring
 from node.core.views import PRESENT, ClusterView
-from node.members.membership import ANSWER_S, GONE_S
-
-MEET_S = GONE_S + ANSWER_S
-"""Time in which all nodes of a healed partition join: until then a head can't know which rings still work."""
+from node.members.membership import MEET_S
 
 
 class Reconciliation:
@@ -52,7 +49,10 @@ class Reconciliation:
         return any(not self._is_complete(ring, view) for ring in rings)
 
     def rings_of(self, report: NodeReport, view: ClusterView, now: float) -> set[str]:
-        """Ids of another head's rings that a node holds and that may work; empty MEET_S after it joined."""
+        """Ids of another head's rings that a node holds and that may work; empty MEET_S after it joined.
+
+        Until then a head can't know which rings still work: nodes of theirs may be about to join.
+        """
         met_s = now - self._joined_at.get(report.info.id, -math.inf)
         if report.fence.term >= view.term or met_s >= MEET_S:
             return set()

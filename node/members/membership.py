@@ -54,6 +54,8 @@ ANSWER_S = 1.0
 """Time within which a node answers a heartbeat or a probe; a later answer is as good as none."""
 GONE_S = 2.0
 """Interval at which a node that is gone is called: it may come back at its old address without an advert."""
+MEET_S = GONE_S + ANSWER_S
+"""Time within which nodes that can reach each other have met, as after a start or when a partition heals."""
 RETURN_S = 0.5
 """Time within which a node whose connection was reset must be heard again; enough for at least one new connection."""
 OWN_STALL_S = 0.5

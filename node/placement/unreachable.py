@@ -6,9 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from node.core.reports import NodeReport, Path
-
-APART_S = 3.0
-"""Grace period: a new node has not met all others yet. Lost peers are retried every 2 s, for 1 s each."""
+from node.members.membership import MEET_S
 
 
 class UnreachablePairs:
@@ -18,11 +16,11 @@ class UnreachablePairs:
         self._since: dict[frozenset[str], float] = {}
 
     def mark(self, nodes: Sequence[NodeReport], now: float) -> list[NodeReport]:
-        """The reports, with infinite round trips between nodes that have not heard each other for APART_S."""
+        """The reports, with infinite round trips between nodes that have not heard each other for MEET_S."""
         heard = {node.info.id: {peer.id for peer in node.peers} for node in nodes}
         apart = [frozenset((a, b)) for a, b in combinations(heard, 2) if a not in heard[b] or b not in heard[a]]
         self._since = {pair: self._since.get(pair, now) for pair in apart}
-        lost = [pair for pair, since in self._since.items() if now - since >= APART_S]
+        lost = [pair for pair, since in self._since.items() if now - since >= MEET_S]
         return [_mark(node, lost) for node in nodes]
 
 

@@ -8,8 +8,9 @@ from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.core.nodes import Memory, NodeInfo, PeerHint
 from node.core.reports import NodeReport, Path
 from node.core.rings import Fence, Placement
+from node.members.membership import MEET_S
 from node.placement.place import place
-from node.placement.unreachable import APART_S, UnreachablePairs, unreachable_pairs
+from node.placement.unreachable import UnreachablePairs, unreachable_pairs
 
 MB = 2**20
 SPEC = ModelSpec(ModelVersion("m"), (100 * MB,) * 4, 0, (KvCost(1000),) * 4, (1, 2, 3), 4096)
@@ -33,8 +34,8 @@ def lost(nodes: Collection[NodeReport]) -> set[str]:
 def test_who_has_not_heard_the_other_for_a_while_has_lost_it() -> None:
     pairs = UnreachablePairs()
     assert not lost(pairs.mark(BROKEN, 10.0))
-    assert not lost(pairs.mark(BROKEN, 10.0 + APART_S / 2))
-    marked = pairs.mark(BROKEN, 10.0 + APART_S)
+    assert not lost(pairs.mark(BROKEN, 10.0 + MEET_S / 2))
+    marked = pairs.mark(BROKEN, 10.0 + MEET_S)
     assert lost(marked) == {"bc"}
     assert [(link.to, link.rtt_ms) for link in marked[1].paths] == [("a", 1.0), ("c", math.inf)]
     assert marked[0] == BROKEN[0]
@@ -43,20 +44,20 @@ def test_who_has_not_heard_the_other_for_a_while_has_lost_it() -> None:
 def test_who_is_heard_again_begins_anew() -> None:
     pairs = UnreachablePairs()
     pairs.mark(BROKEN, 0.0)
-    assert pairs.mark(WHOLE, APART_S) == list(WHOLE)
-    assert not lost(pairs.mark(BROKEN, APART_S + 1))
+    assert pairs.mark(WHOLE, MEET_S) == list(WHOLE)
+    assert not lost(pairs.mark(BROKEN, MEET_S + 1))
 
 
 def test_one_side_that_does_not_hear_is_enough() -> None:
     pairs, half = UnreachablePairs(), (WHOLE[0], WHOLE[1], BROKEN[2])
     pairs.mark(half, 0.0)
-    assert lost(pairs.mark(half, APART_S)) == {"bc"}
+    assert lost(pairs.mark(half, MEET_S)) == {"bc"}
 
 
 def placed(nodes: Collection[NodeReport], current: Placement | None = None) -> Placement:
     pairs = UnreachablePairs()
     pairs.mark(tuple(nodes), 0.0)
-    marked = pairs.mark(tuple(nodes), APART_S)
+    marked = pairs.mark(tuple(nodes), MEET_S)
     return place([SPEC], marked, fence=Fence(1, 2 if current else 1), head="a", current=current)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.cluster.head import SUCCESSOR_INTERVAL_S
+from node.cluster.head import REPLAN_S
 from node.core.rings import Ring
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
@@ -69,7 +69,7 @@ def test_a_ring_that_ends_again_and_again_is_made_once_a_second_and_loses_nobody
     before, began = epochs(world), world.timeline.now
     world.net.sick[""] = "breaks"
     world.run(8.0)
-    assert 2 <= epochs(world) - before <= (world.timeline.now - began) / SUCCESSOR_INTERVAL_S + 1
+    assert 2 <= epochs(world) - before <= (world.timeline.now - began) / REPLAN_S + 1
     world.net.sick.clear()
     assert world.until(lambda: all(ask.finished for ask in world.asks), 40.0)
     ask = world.ask(world.processes()[0], max_tokens=5)
