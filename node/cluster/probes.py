@@ -9,7 +9,7 @@ from node.cluster.agent import Agent
 from node.core.clock import LOOK_S, in_step, now
 from node.core.errors import PippinError
 from node.core.nodes import PeerHint
-from node.core.reports import NodeReport, StageState
+from node.core.reports import NodeReport
 from node.core.retried import Retried
 from node.core.views import PRESENT
 from node.host.interfaces import interface_towards
@@ -80,5 +80,4 @@ class Probes:
 def is_quiet(nodes: Sequence[NodeReport]) -> bool:
     """Whether no node has requests, and none is loading a model, which may come from another node."""
     busy = any(ring.running or ring.queued for node in nodes for ring in node.traffic)
-    loading = (StageState.FETCHING, StageState.LOADING)
-    return not busy and not any(stage.state in loading for node in nodes for stage in node.stages)
+    return not busy and not any(stage.loads for node in nodes for stage in node.stages)

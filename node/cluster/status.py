@@ -141,12 +141,8 @@ def _traffic(ring: Ring, peers: dict[str, PeerView]) -> list[RingTraffic]:
 def _in_ring_order(view: ClusterView) -> list[PeerView]:
     """The order in which tokens pass, so that a link's other end is the next line; the others after them, by name."""
     order = list(dict.fromkeys(node for ring in view.placement.rings for node in ring.nodes))
-
-    def place(peer: PeerView) -> tuple[int, str, str]:
-        info = peer.report.info
-        return (order.index(info.id) if info.id in order else len(order), info.name, info.id)
-
-    return sorted(view.peers, key=place)
+    by_name = sorted(view.peers, key=lambda peer: (peer.report.info.name, peer.report.info.id))
+    return sorted(by_name, key=lambda peer: [*order, peer.report.info.id].index(peer.report.info.id))
 
 
 def _node(peer: PeerView, view: ClusterView) -> Json:
@@ -239,17 +235,15 @@ def _roles(peer: PeerView, view: ClusterView) -> list[str]:
 
 def _link(peer: PeerView, view: ClusterView) -> Json | None:
     """To the next node of the first ring in which it has one."""
-    node = peer.report.info.id
-    for ring in view.placement.rings:
-        if node not in ring.nodes or len(ring.nodes) == 1:
-            continue
-        for path in peer.report.paths:
-            if path.to == ring.after(node):
-                return {
-                    "to": path.to,
-                    "interface": path.interface,
-                    "kind": path.kind,
-                    "rtt_ms": round(path.rtt_ms, 2),
-                    "bytes_per_second": round(path.bytes_per_s),
-                }
-    return None
+    node, paths = peer.report.info.id, {path.to: path for path in peer.report.paths}
+    rings = [ring for ring in view.placement.rings if node in ring.nodes and len(ring.nodes) > 1]
+    path = next((paths[ring.after(node)] for ring in rings if ring.after(node) in paths), None)
+    if path is None:
+        return None
+    return {
+        "to": path.to,
+        "interface": path.interface,
+        "kind": path.kind,
+        "rtt_ms": round(path.rtt_ms, 2),
+        "bytes_per_second": round(path.bytes_per_s),
+    }
