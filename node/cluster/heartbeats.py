@@ -11,7 +11,6 @@ from node.cluster.agent import Agent
 from node.cluster.exchange import Exchange
 from node.cluster.probes import Probes
 from node.cluster.seeking import Seeking
-from node.cluster.turns import Turns
 from node.core.clock import in_step, in_step_before, now
 from node.core.retried import Retried
 from node.core.views import NodeState
@@ -27,8 +26,8 @@ PATIENCE = 1.75
 SUSPECT_HEARTBEAT_S = 0.1
 """Interval for a suspect node, which has to be cleared or replaced soon."""
 UNHEARD_AT_ONCE = 16
-UNHEARD_INTERVAL_S = 0.5
-"""So many nodes that were never heard are tried at once, then one per interval: adverts may be invented."""
+UNHEARD_AGAIN_S = 8.0
+"""So many nodes that were never heard are tried in this time, besides those that answer: adverts may be invented."""
 
 
 class Heartbeats:
@@ -38,8 +37,8 @@ class Heartbeats:
         self._client = client
         self._probes = Probes(agent, client)
         self.seeking = Seeking(agent, client)
-        self._turns = Turns(UNHEARD_AT_ONCE, UNHEARD_INTERVAL_S)
-        """Of attempts to reach nodes that were never heard."""
+        self._unheard = asyncio.Semaphore(UNHEARD_AT_ONCE)
+        """Attempts to reach nodes that were never heard. Each is held for UNHEARD_AGAIN_S, or until the node is heard."""
         self._lost: set[str] = set()
         """Nodes whose connection broke since they were called last."""
 
@@ -77,14 +76,16 @@ class Heartbeats:
         while hint := self._book.hint_of(node):
             unheard = state_of(node) is None
             if unheard:
-                await self._turns.take()
+                await self._unheard.acquire()
+                held = asyncio.get_running_loop().call_later(UNHEARD_AGAIN_S, self._unheard.release)
             news = agent.news.count
             self._lost.discard(node)
             if not unheard or state_of(node) is None:  # else it called meanwhile
                 await Exchange(hint, agent, self._client, tried).run(group)
             state = state_of(node)
-            if unheard and state is not None:
-                self._turns.give_back()
+            if unheard and state is not None and held.when() > now():
+                held.cancel()
+                self._unheard.release()
             if state is NodeState.SUSPECT:
                 await asyncio.sleep(SUSPECT_HEARTBEAT_S)
             elif state in (NodeState.ALIVE, None):

@@ -280,7 +280,7 @@ async def test_invented_nodes_make_room_for_others_and_not_for_those_that_answer
 
 async def test_invented_nodes_are_tried_one_after_the_other(monkeypatch):
     """A limited number at once; nodes that were heard before do not wait for them."""
-    monkeypatch.setattr(module, "UNHEARD_INTERVAL_S", 1000.0)
+    monkeypatch.setattr(module, "UNHEARD_AGAIN_S", 1000.0)
     client = Client()
     own = agent(state_of=lambda node: NodeState.ALIVE if node == "peer" else None)
     known = book(client)
@@ -293,6 +293,19 @@ async def test_invented_nodes_are_tried_one_after_the_other(monkeypatch):
         assert len(set(client.called)) == module.UNHEARD_AT_ONCE + 1
     assert client.dropped, "many connections to nowhere are not kept"
     assert "192.168.1.5:7001" not in client.dropped
+
+
+@pytest.mark.parametrize(("answer", "again_s"), [(True, 1000.0), (False, 0.01)])
+async def test_nodes_that_answer_do_not_count_and_others_wait_for_the_next_interval(monkeypatch, answer, again_s):
+    monkeypatch.setattr(module, "UNHEARD_AGAIN_S", again_s)
+    client = Client()
+    called = lambda node: f"192.168.2.{node[1:]}:7001" in client.called  # noqa: E731
+    own = agent(state_of=lambda node: NodeState.ALIVE if answer and called(node) else None)
+    known = book(client)
+    for number in range(3 * module.UNHEARD_AT_ONCE):
+        known.add_advert(PeerHint(f"x{number}", (f"192.168.2.{number}",), 7001))
+    async with running(known, own=own):
+        await until(lambda: len(set(client.called)) == 3 * module.UNHEARD_AT_ONCE)
 
 
 async def test_a_node_that_takes_long_to_connect_to_is_not_hung_up_on():
