@@ -27,7 +27,6 @@ from api.http.stream import EventStream, StreamTiming
 from api.ollama import disk, embedding
 from api.ollama import generation as ollama
 from api.ollama import models as ollama_models
-from api.ollama.greeting import greeting
 from api.openai import chat, completions, embeddings, models
 from api.page.routes import FILES as PAGE
 from api.page.routes import page_routes
@@ -35,6 +34,7 @@ from api.responses.background import Background
 from api.responses.keeper import KEEPER, Keeper
 from api.responses.routes import Responses
 from api.surfaces import by_client, error_writer
+from node import PROTOCOL, __version__
 from node.core.errors import PippinError, ShuttingDown, Unauthorized
 from node.core.followers import Followers
 from node.gateway.gateway import Gateway
@@ -86,15 +86,12 @@ def create_app(
         ],
     )
     app[IN_FLIGHT] = in_flight
-    app.on_response_prepare.append(cors.on_prepare)
-    app.on_response_prepare.append(add_request_id)
-    app.on_response_prepare.append(_keep_type)
+    app.on_response_prepare.extend((cors.on_prepare, add_request_id, _keep_type))
     env = Env(gateway, counted, timing or StreamTiming(), bodies)
-    background = Background(env, in_flight)
-    app[KEEPER] = Keeper(background, bodies, gateway.peers)
-    responses = Responses(env, background, app[KEEPER])
+    app[KEEPER] = Keeper(Background(env, in_flight), bodies, gateway.peers)
+    responses = Responses(env, app[KEEPER])
     app.on_cleanup.append(responses.end)
-    both = [*_openai_routes(env, responses), *_anthropic_routes(env)]
+    both = list(_model_routes(env, responses))
     for method, path, handler in (
         *((method, f"/v1{path}", handler) for method, path, handler in both),
         *both,
@@ -110,7 +107,7 @@ def create_app(
 
 
 async def _keep_type(_request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Signal handler. A browser must not take what a model or a stranger wrote for markup, whatever it looks like."""
+    """A browser must not take what a model or a stranger wrote for markup, whatever it looks like."""
     response.headers["X-Content-Type-Options"] = "nosniff"
 
 
@@ -118,7 +115,8 @@ Route = tuple[str, str, Handler]
 """Method, path and handler."""
 
 
-def _openai_routes(env: Env, responses: Responses) -> Iterator[Route]:
+def _model_routes(env: Env, responses: Responses) -> Iterator[Route]:
+    """OpenAI's and Anthropic's, which are also found below `/v1`."""
     yield POST, "/chat/completions", partial(chat.create, env)
     yield POST, "/completions", partial(completions.create, env)
     yield POST, "/embeddings", partial(embeddings.create, env)
@@ -131,28 +129,25 @@ def _openai_routes(env: Env, responses: Responses) -> Iterator[Route]:
     yield DELETE, "/responses/{id}", responses.delete
     yield POST, "/responses/{id}/cancel", responses.cancel
     yield GET, "/responses/{id}/input_items", responses.input_items
-
-
-def _anthropic_routes(env: Env) -> Iterator[Route]:
     yield POST, "/messages", partial(messages.create, env)
     yield POST, "/messages/count_tokens", partial(messages.count, env)
 
 
 def _own_routes(env: Env, ollama_port: int | None) -> Iterator[Route]:
     yield GET, "/health", partial(admin.health, env)
-    yield GET, "/version", admin.version
+    yield GET, "/version", partial(admin.show, lambda: {"version": __version__, "protocol": PROTOCOL})
     yield GET, "/metrics", env.metrics.show
-    yield GET, "/cluster/status", partial(admin.cluster_status, env)
+    yield GET, "/cluster/status", partial(admin.show, env.gateway.monitor.status)
     yield GET, "/cluster/logs", partial(logs.show, env.gateway.peers, Followers(FOLLOWERS, FOLLOWERS_OF_ONE))
-    yield GET, "/cluster/models", partial(admin.cluster_models, env)
+    yield GET, "/cluster/models", partial(admin.show, env.gateway.models.overview)
     yield POST, "/cluster/models/{model:.+}/load", partial(admin.load, env)
     yield POST, "/cluster/models/{model:.+}/unload", partial(admin.unload, env)
     yield POST, "/cluster/models/{model:.+}/pull", partial(admin.pull, env)
     yield DELETE, "/cluster/models/{model:.+}", partial(admin.remove, env)
     yield POST, "/cluster/nodes/{node}/drain", partial(admin.set_draining, env, draining=True)
     yield POST, "/cluster/nodes/{node}/undrain", partial(admin.set_draining, env, draining=False)
-    for path, show in page_routes().items():
-        yield GET, path, greeting(show, ollama_port) if path == "/" else show
+    for path, show in page_routes():
+        yield GET, path, ollama_models.greeting(show, ollama_port) if path == "/" else show
     for path in OF_RERANKERS:
         yield POST, path, _no_scores
 
@@ -213,7 +208,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if isinstance(error, Unauthorized):
             headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
     except web.HTTPException as error:
-        status, body = error.status, write(error.status, _sentence(request, error))
+        path, status = request.path, error.status
+        said = {404: f"There is no {path} here.", 405: f"{path} does not take {request.method}."}.get(status)
+        body = write(status, said or error.text or error.reason)
         if hdrs.ALLOW in error.headers:
             headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
     except ConnectionError:  # the client is gone; raised, this would be logged as a server failure
@@ -228,13 +225,3 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     with contextlib.suppress(ConnectionError):  # the client may be gone by now, too
         await stream.send(body)
     return stream.response
-
-
-def _sentence(request: web.Request, error: web.HTTPException) -> str:
-    match error.status:
-        case 404:
-            return f"There is no {request.path} here."
-        case 405:
-            return f"{request.path} does not take {request.method}."
-        case _:
-            return error.text or error.reason

@@ -3,30 +3,22 @@
 Each writes errors in its own way. Requests that are refused before any handler runs have a surface, too.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from api.anthropic import errors as anthropic_errors
+from api.anthropic import errors as anthropic
 from api.http import errors
+from api.http.json_object import Json
 from api.ollama import answer as ollama
 
 
-class ErrorWriter(Protocol):
-    def __call__(
-        self, status: int, message: str, /, *, code: str | None = None, param: str | None = None
-    ) -> dict[str, Any]:
-        """An error object, ready for JSON."""
-
-
-def error_writer(request: web.BaseRequest) -> ErrorWriter:
-    """How the surface that the request is for writes errors."""
+def error_writer(request: web.BaseRequest) -> Callable[..., Json]:
+    """How the surface that the request is for writes errors, as in `api.http.errors.error_object`."""
     if request.path.startswith("/api/"):
         return ollama.error_object
-    if _is_of_anthropic(request):
-        return anthropic_errors.error_object
-    return errors.error_object
+    return anthropic.error_object if _is_of_anthropic(request) else errors.error_object
 
 
 def by_client(others: Handler, anthropics: Handler) -> Handler:

@@ -16,7 +16,10 @@ LINES = 200
 
 async def show(peers: Peers, followers: Followers, request: web.Request) -> web.StreamResponse:
     """`node`: the name or id of another node, which this one asks. Raises BadRequest, and what Peers.log raises."""
-    node, count = request.query.get("node", ""), _lines(request)
+    node, lines = request.query.get("node", ""), request.query.get("lines", str(LINES))
+    if not re.fullmatch(r"[0-9]{1,5}", lines):
+        raise BadRequest(f"'lines' is a number from 0 to {RECENT}.", param="lines")
+    count = min(int(lines), RECENT)
     if request.query.get("follow") == "true":
         return await _follow(peers, followers, node, count, request)
     async with aclosing(peers.log(node, count, follow=False)) as parts:
@@ -46,10 +49,3 @@ async def _follow(
 
 def _text(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
-
-
-def _lines(request: web.Request) -> int:
-    text = request.query.get("lines", str(LINES))
-    if not re.fullmatch(r"[0-9]{1,5}", text):
-        raise BadRequest(f"'lines' is a number from 0 to {RECENT}.", param="lines")
-    return min(int(text), RECENT)

@@ -1,52 +1,39 @@
 """Endpoints for operators: health, version, cluster status, models, and draining of nodes."""
 
+from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from api.chat.env import STREAM, Env
+from api.chat.env import STREAM, Env, fetch_model
+from api.chat.message import StrictModel
 from api.chat.schema import MAX_INT, parse
-from api.http.callers import CLIENT
 from api.http.in_flight import IN_FLIGHT
 from api.http.stream import EventStream, Sse
-from node import PROTOCOL, __version__
 from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
-from node.core.errors import ShuttingDown
 from node.core.models import Wish
 
 
-class LoadRequest(BaseModel):
-    """How to place a model; see node.core.models.Wish."""
-
-    model_config = ConfigDict(strict=True)
+class LoadRequest(StrictModel):
+    """How to place a model, as in Wish."""
 
     stages: int = Field(default=0, ge=1, le=1024)
     context: int = Field(default=0, ge=1, le=MAX_INT)
 
 
 async def health(env: Env, request: web.Request) -> web.Response:
-    """Answer 503 while the node is stopping or stuck, so that a load balancer sends it no more requests.
-
-    One where some work waits for long ("full") serves the models that are loaded.
-    """
+    """Answer 503 while the node is stopping or stuck, for load balancers; "full", it serves the models that it has."""
     answer = env.gateway.monitor.health()
     if request.app[IN_FLIGHT].stopping:
         answer["status"] = "stopping"
     return web.json_response(answer, status=503 if answer["status"] in ("stopping", "stuck") else 200)
 
 
-async def version(_request: web.Request) -> web.Response:
-    return web.json_response({"version": __version__, "protocol": PROTOCOL})
-
-
-async def cluster_status(env: Env, _request: web.Request) -> web.Response:
-    return web.json_response(env.gateway.monitor.status())
-
-
-async def cluster_models(env: Env, _request: web.Request) -> web.Response:
-    return web.json_response(env.gateway.models.overview())
+async def show(tell: Callable[[], Any], _request: web.Request) -> web.Response:
+    return web.json_response(tell())
 
 
 async def load(env: Env, request: web.Request) -> web.Response:
@@ -61,15 +48,10 @@ async def unload(env: Env, request: web.Request) -> web.Response:
 
 
 async def pull(env: Env, request: web.Request) -> web.StreamResponse:
-    """Stream the progress of a download. Raises ShuttingDown as soon as the node is stopping: the next one goes on there."""
+    """Stream the progress of a download."""
     events = request[STREAM] = EventStream(request, env.timing, Sse())
-    async with (
-        events.kept_alive(),
-        aclosing(env.gateway.disk.pull(request.match_info["model"], request[CLIENT])) as progress,
-    ):
+    async with events.kept_alive(), aclosing(fetch_model(env, request, request.match_info["model"])) as progress:
         async for each in progress:
-            if request.app[IN_FLIGHT].stopping:
-                raise ShuttingDown("This node is stopping.", hint="Fetch the model again later: what has come is kept.")
             await events.send(each._asdict())
         await events.done()
     return events.response

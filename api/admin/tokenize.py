@@ -10,17 +10,17 @@ from functools import partial
 from typing import Annotated, Any
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
 from api.chat.env import Env
 from api.chat.generation import check_tokens
+from api.chat.message import StrictModel
 from api.chat.prompt import encode_chat
 from api.chat.request import ChatRequest
-from api.chat.schema import are_tokens, parse
+from api.chat.schema import ModelName, are_tokens, parse
 from api.http.callers import CLIENT
 from api.http.limits import MAX_COUNTED
-from node.core.limits import MAX_NAME_CHARS
 from node.text.sandboxed_encoder import OpenModel
 
 JSON = "application/json"
@@ -33,10 +33,8 @@ def _token_list(value: Any) -> list[int]:
     return list(value)
 
 
-class TokenizeRequest(BaseModel):
-    model_config = ConfigDict(strict=True, protected_namespaces=())
-
-    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+class TokenizeRequest(StrictModel):
+    model: ModelName
     prompt: str
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -58,10 +56,8 @@ class ChatTokenizeRequest(ChatRequest):
         }
 
 
-class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(strict=True, protected_namespaces=())
-
-    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+class DetokenizeRequest(StrictModel):
+    model: ModelName
     tokens: Annotated[list[int], PlainValidator(_token_list)]
 
 

@@ -4,13 +4,13 @@ import json
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from api.chat.message import MEDIA, Name, StrictModel, media_refusal
+from api.chat.message import MEDIA, Name, StrictModel, media_refusal, part_kind
 from api.chat.schema import parse
 from api.http.errors import Unsupported
 from api.http.json_object import Json
@@ -65,8 +65,7 @@ KINDS: Mapping[str, Kinds] = {
 
 def system_text(given: Any) -> str:
     """The text of the request's `system`: a string or text blocks. Raises BadRequest."""
-    blocks = _blocks("system", given, TEXT)
-    return _joined(Text(text=BILLING.sub("", block.text)) for block in blocks if isinstance(block, Text))
+    return _text_of(_blocks("system", given, TEXT), BILLING)
 
 
 def chat_messages(given: Any) -> list[Json]:
@@ -78,7 +77,12 @@ def chat_messages(given: Any) -> list[Json]:
         raise PydanticCustomError("messages", "Input should be a non-empty list of messages")
     if len(given) > MAX_MESSAGES:
         raise PydanticCustomError("messages", f"Input should have at most {MAX_MESSAGES} messages, not {len(given)}")
-    messages = [_message(f"messages[{index}]", message) for index, message in enumerate(given)]
+    messages: list[Message] = []
+    for index, message in enumerate(given):
+        role, param = message.get("role") if isinstance(message, dict) else None, f"messages[{index}]"
+        if not isinstance(role, str) or role not in KINDS:
+            raise BadRequest(f"Invalid '{param}.role': it should be user or assistant.", param=f"{param}.role")
+        messages.append((role, _blocks(f"{param}.content", message.get("content"), KINDS[role])))
     turns = _turns(_without_late_system(messages))
     # Some templates want the name of the function that a result is of.
     names = {block.id: block.name for _, blocks in turns for block in blocks if isinstance(block, ToolUseBlock)}
@@ -88,13 +92,12 @@ def chat_messages(given: Any) -> list[Json]:
 def _turns(messages: Iterable[Message]) -> list[Message]:
     """Join consecutive messages of one role. Thoughts alone are no turn: templates could not show them."""
     turns = [
-        (role, list(chain.from_iterable(blocks for _, blocks in turn)))
-        for role, turn in groupby(messages, key=itemgetter(0))
+        (role, [block for _, blocks in turn for block in blocks]) for role, turn in groupby(messages, itemgetter(0))
     ]
     said = [
-        turn
-        for turn in turns
-        if turn[0] != "assistant" or any(isinstance(each, Text | ToolUseBlock) for each in turn[1])
+        (role, blocks)
+        for role, blocks in turns
+        if role != "assistant" or any(isinstance(block, Text | ToolUseBlock) for block in blocks)
     ]
     return turns if len(said) == len(turns) else _turns(said)
 
@@ -113,13 +116,6 @@ def _without_late_system(messages: Iterable[Message]) -> Iterator[Message]:
             yield "user", [Text(text=f"<system-reminder>\n{text}\n</system-reminder>")]
 
 
-def _message(param: str, given: Any) -> Message:
-    role = given.get("role") if isinstance(given, dict) else None
-    if not isinstance(role, str) or role not in KINDS:
-        raise BadRequest(f"Invalid '{param}.role': it should be user or assistant.", param=f"{param}.role")
-    return role, _blocks(f"{param}.content", given.get("content"), KINDS[role])
-
-
 def _blocks(param: str, given: Any, kinds: Kinds) -> list[Block]:
     """Validate a content: a text, or a list of blocks. Raises BadRequest."""
     if isinstance(given, str):
@@ -132,8 +128,8 @@ def _blocks(param: str, given: Any, kinds: Kinds) -> list[Block]:
 
 
 def _block(param: str, given: Any, kinds: Kinds) -> Block:
-    kind = given.get("type") if isinstance(given, dict) else None
-    if not isinstance(kind, str):
+    kind = part_kind(given)
+    if kind is None:
         raise BadRequest(f"Invalid '{param}': it should be an object with a type.", param=param)
     if kind in MEDIA:
         raise Unsupported(f"Invalid '{param}': it {media_refusal(kind)}.", param=param)
@@ -155,15 +151,11 @@ def _block(param: str, given: Any, kinds: Kinds) -> Block:
 
 def _turn(role: str, blocks: Sequence[Block], names: Mapping[str, str]) -> list[Json]:
     """The chat messages of one turn."""
-    match role:
-        case "user":
-            results = [_tool_message(block, names) for block in blocks if isinstance(block, ToolResult)]
-            text = _text_of(blocks)
-            return [*results, {"role": "user", "content": text}] if text or not results else results
-        case "assistant":
-            return [_assistant_message(blocks)]
-        case _:
-            return [{"role": role, "content": _text_of(blocks)}]
+    if role == "assistant":
+        return [_assistant_message(blocks)]
+    results = [_tool_message(block, names) for block in blocks if isinstance(block, ToolResult)]
+    text = _text_of(blocks)
+    return [*results, {"role": role, "content": text}] if text or not results else results
 
 
 def _tool_message(result: ToolResult, names: Mapping[str, str]) -> Json:
@@ -189,10 +181,7 @@ def _assistant_message(blocks: Sequence[Block]) -> Json:
     return message
 
 
-def _text_of(blocks: Iterable[Block]) -> str:
-    return _joined(block for block in blocks if isinstance(block, Text))
-
-
-def _joined(texts: Iterable[Text]) -> str:
+def _text_of(blocks: Iterable[Block], without: re.Pattern[str] | None = None) -> str:
     """Each block begins a line of its own, as clients send separate texts in them: reminders, then the user's words."""
-    return "\n".join(block.text for block in texts if block.text)
+    texts = (block.text for block in blocks if isinstance(block, Text))
+    return "\n".join(filter(None, (without.sub("", text) if without else text for text in texts)))

@@ -1,7 +1,7 @@
 """GET /v1/models, in pages, and /v1/models/{id}, as Anthropic writes them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from aiohttp import web
@@ -14,16 +14,13 @@ from node.core.models import ModelEntry
 MAX_PAGE = 1000
 
 
-async def index(env: Env, request: web.Request) -> web.Response:
-    return web.json_response(_page(env.gateway.models.entries(), request.query))
-
-
 async def show(env: Env, request: web.Request) -> web.Response:
     return web.json_response(_entry(known_model(env, request.match_info["id"])))
 
 
-def _page(models: Sequence[ModelEntry], query: Mapping[str, str]) -> Json:
+async def index(env: Env, request: web.Request) -> web.Response:
     """The models after that of `after_id`, or the last ones before that of `before_id`. Raises BadRequest."""
+    models, query = env.gateway.models.entries(), request.query
     limit = query.get("limit", "20")
     if not re.fullmatch(r"[0-9]{1,4}", limit) or not 1 <= int(limit) <= MAX_PAGE:
         raise BadRequest(f"Invalid 'limit': it must be from 1 to {MAX_PAGE}.", param="limit")
@@ -37,7 +34,7 @@ def _page(models: Sequence[ModelEntry], query: Mapping[str, str]) -> Json:
         shown = rest[:most]
     data = [_entry(model) for model in shown]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    return {"data": data, "has_more": len(rest) > len(shown), **ends}
+    return web.json_response({"data": data, "has_more": len(rest) > len(shown), **ends})
 
 
 def _place(models: Sequence[ModelEntry], param: str, wanted: str) -> int:

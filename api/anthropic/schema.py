@@ -9,12 +9,11 @@ from pydantic_core import PydanticCustomError
 from api.anthropic.content import chat_messages, system_text
 from api.chat.message import Name, WithoutNulls
 from api.chat.request import Effort
-from api.chat.schema import MAX_INT
+from api.chat.schema import MAX_INT, ModelName
 from api.http.errors import Unsupported
 from api.http.json_object import Json
 from api.http.limits import MAX_STOP_CHARS, MAX_STOP_SEQUENCES, MAX_TOOLS
 from node.core.errors import BadRequest
-from node.core.limits import MAX_NAME_CHARS
 
 CHAT_PARAMETERS = (
     *("temperature", "top_p", "top_k"),
@@ -62,11 +61,6 @@ class ToolChoice(WithoutNulls):
             raise BadRequest("Missing required parameter: 'tool_choice.name'.", param="tool_choice.name")
         return self
 
-    @property
-    def forces(self) -> bool:
-        """Whether the answer must be a call."""
-        return self.type in ("any", "tool")
-
     def for_chat(self) -> Json:
         named = {"type": "function", "function": {"name": self.name}}
         choice = named if self.type == "tool" else CHOICES[self.type]
@@ -77,10 +71,6 @@ class ThinkingConfig(WithoutNulls):
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
     budget_tokens: int | None = Field(default=None, ge=MIN_BUDGET, le=MAX_INT)
     display: Literal["summarized", "omitted"] = "summarized"
-
-    @property
-    def on(self) -> bool:
-        return self.type in ("enabled", "adaptive")
 
     @model_validator(mode="after")
     def _has_its_budget(self) -> Self:
@@ -106,7 +96,7 @@ class MessageMetadata(WithoutNulls):
 class PromptRequest(WithoutNulls):
     """What a prompt is made of. By itself, a request to count its tokens."""
 
-    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    model: ModelName
     messages: Annotated[list[Json], PlainValidator(chat_messages)]
     """As chat messages."""
     system: Annotated[str, PlainValidator(system_text)] = ""
@@ -128,36 +118,29 @@ class PromptRequest(WithoutNulls):
                 raise Unsupported(f"'{param}' is not supported: Anthropic runs it.", param=param)
         return self
 
-    @property
-    def format(self) -> OutputFormat | None:
-        return self.output_config.format or self.output_format
-
     def for_chat(self, given: Json) -> Json:
-        """Body of the equivalent chat request. `given`: the original body of this request."""
-        chat = {name: given[name] for name in CHAT_PARAMETERS if given.get(name) is not None}
-        chat |= {"model": self.model, "messages": self._with_system()}
-        if self.tools:
-            chat["tools"] = [tool.for_chat() for tool in self.tools]
-        if self.tools or self.tool_choice.forces:
-            chat |= self.tool_choice.for_chat()
-        if self.format:
-            schema = {"name": "answer", "schema": self.format.schema_}
-            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if self.output_config.effort:
-            chat["reasoning_effort"] = self.output_config.effort
+        """Body of the equivalent chat request; None is not given. `given`: the original body of this request."""
+        form = self.output_config.format or self.output_format
+        schema = {"name": "answer", "schema": form.schema_} if form else None
         # A demanded format or call leaves no room for thoughts.
-        thinks = self.thinking.on and not self.format and not self.tool_choice.forces
-        chat["chat_template_kwargs"] = {"enable_thinking": thinks, **self.chat_template_kwargs}
-        return chat
-
-    def _with_system(self) -> list[Json]:
-        """The messages after at most one of role system."""
+        forced = self.tool_choice.type in ("any", "tool")
+        thinks = self.thinking.type in ("enabled", "adaptive") and not form and not forced
         messages, texts = self.messages, [self.system]
         if messages and messages[0]["role"] == "system":
             texts.append(messages[0]["content"])
             messages = messages[1:]
-        system = "\n".join(filter(None, texts))
-        return [{"role": "system", "content": system}, *messages] if system else messages
+        if system := "\n".join(filter(None, texts)):
+            messages = [{"role": "system", "content": system}, *messages]
+        return {
+            **{name: given.get(name) for name in CHAT_PARAMETERS},
+            "model": self.model,
+            "messages": messages,
+            "tools": [tool.for_chat() for tool in self.tools],
+            **(self.tool_choice.for_chat() if self.tools or forced else {}),
+            "response_format": {"type": "json_schema", "json_schema": schema} if schema else None,
+            "reasoning_effort": self.output_config.effort,
+            "chat_template_kwargs": {"enable_thinking": thinks, **self.chat_template_kwargs},
+        }
 
 
 class MessagesRequest(PromptRequest):
@@ -182,5 +165,5 @@ class MessagesRequest(PromptRequest):
 
     def for_chat(self, given: Json) -> Json:
         # The driver computes a prompt only for a token.
-        more = {"max_completion_tokens": max(self.max_tokens, 1), "stream": self.stream}
-        return {**super().for_chat(given), **more}
+        most = max(self.max_tokens, 1)
+        return {**super().for_chat(given), "max_completion_tokens": most, "stream": self.stream}

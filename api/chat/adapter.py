@@ -52,9 +52,7 @@ class Templates(StrictModel):
         for role in ("system", "user", "assistant", "tools"):
             flat = {end: given[f"{role}_{end}"] for end in ("start", "end") if f"{role}_{end}" in given}
             own = nested.get(role, {})
-            if not isinstance(own, dict):
-                continue
-            if role in nested or flat:
+            if isinstance(own, dict) and (role in nested or flat):
                 nested[role] = {name: text for name, text in own.items() if text is not None} | flat
         return nested
 
@@ -70,9 +68,8 @@ class Adapter(StrictModel):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if not self.templates.model_fields_set:
-            raise PydanticCustomError(
-                "adapter", 'Input should have texts, like {"user": {"start": "...", "end": "..."}}'
-            )
+            why = 'Input should have texts, like {"user": {"start": "...", "end": "..."}}'
+            raise PydanticCustomError("adapter", why)
         return self
 
     @property

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Literal
 
 from api.chat.channels import Glyph
-from api.chat.reader import CallDelta, Parts, Reader
+from api.chat.reader import CallDelta, Reader
 from api.chat.stop_strings import StopMatcher
 from node.core.generation import Finish, TokenEvent
 from node.text.tokenizer import Tokenizer
@@ -41,10 +41,7 @@ class Delta:
 
 
 class Answer:
-    """Incremental detokenizer of one answer.
-
-    Text that was given out is final: it has no partial characters, no control tokens and no part of a stop string.
-    """
+    """Incremental detokenizer. Text given out is final, without partial characters, control tokens and stop strings."""
 
     def __init__(
         self,
@@ -56,11 +53,9 @@ class Answer:
         offset: int = 0,
         reader: Reader | None = None,
     ) -> None:
-        """`control_logprobs`: report log-probabilities of control tokens, too. `offset`: number of characters before
-        the answer (an echoed prompt).
-
-        `reader`: separates reasoning and tool calls from the text; stop strings and log-probabilities apply to the text
-        only.
+        """`control_logprobs`: report log-probabilities of control tokens, too. `offset`: characters before the answer
+        (an echoed prompt). `reader`: separates reasoning and tool calls from the text, to which stop strings and
+        log-probabilities apply.
         """
         self.completion_tokens = 0
         self.reasoning_tokens = 0
@@ -74,8 +69,7 @@ class Answer:
         self._reader = reader
         self._called = False
         self._unread: dict[int, TokenEvent] = {}
-        """Events by position of the tokens that the reader may hold back; filled only if log-probabilities are wanted.
-        """
+        """Of tokens that the reader may hold back, by position; filled only if log-probabilities are wanted."""
         self._silent: set[int] = set()
         """Positions of tokens without text so far; they are given out with the token that completes their character."""
         self._detokenizer = tokenizer.detokenizer()
@@ -95,12 +89,12 @@ class Answer:
         self.accepted_prediction_tokens = event.accepted_prediction_tokens
         made = self._detokenizer.add(event.token)
         if self._reader:
-            return self._take_parts(event, self._read(self._reader, event, made))
+            return self._take_parts(self._reader, event, made)
         if self._logprobs and event.token not in self._without_logprobs:
             self._waiting.append(TokenText(event, made, self._made))
         return self._take_text(made, event.finish)
 
-    def _read(self, reader: Reader, event: TokenEvent, made: str) -> Parts:
+    def _take_parts(self, reader: Reader, event: TokenEvent, made: str) -> Delta:
         symbols = [event.token] if event.token in self._marks else made
         if self._logprobs:
             self._unread[event.position] = event
@@ -108,15 +102,12 @@ class Answer:
         parts = reader.push([Glyph(symbol, event.position) for symbol in symbols])
         if event.finish and not parts.ended:
             parts.add(reader.finish())
-        return parts
-
-    def _take_parts(self, event: TokenEvent, parts: Parts) -> Delta:
         if self._logprobs:
             self._queue_tokens(parts.text)
         self.reasoning_tokens += parts.reasoning_tokens
         self._called = self._called or bool(parts.calls)
-        made = "".join(str(glyph.symbol) for glyph in parts.text)
-        delta = self._take_text(made, "stop" if parts.ended else event.finish)
+        text = "".join(str(glyph.symbol) for glyph in parts.text)
+        delta = self._take_text(text, "stop" if parts.ended else event.finish)
         finish = "tool_calls" if self._called and delta.finish == "stop" else delta.finish
         return replace(delta, finish=finish, reasoning=parts.reasoning, calls=tuple(parts.calls))
 
@@ -134,17 +125,14 @@ class Answer:
         text = self._stops.push(made)
         if end:
             text += self._stops.finish()
-        stop = self._stops.matched
+        stop, given = self._stops.matched, self._stops.given
         finish = end if stop is None else "stop"
-        return Delta(text, self._tokens_given(ended=finish is not None), finish, stop=stop)
-
-    def _tokens_given(self, *, ended: bool) -> tuple[TokenText, ...]:
-        given = self._stops.given
         tokens: list[TokenText] = []
         while self._waiting and self._waiting[0].start + len(self._waiting[0].text) <= given:
             tokens.append(self._waiting.popleft())
-        if ended and self._waiting and self._waiting[0].start < given:
+        if finish and self._waiting and self._waiting[0].start < given:
             # A stop string begins inside this token.
             last = self._waiting.popleft()
             tokens.append(replace(last, text=last.text[: given - last.start]))
-        return tuple(replace(token, start=token.start + self._offset) for token in tokens)
+        placed = tuple(replace(token, start=token.start + self._offset) for token in tokens)
+        return Delta(text, placed, finish, stop=stop)

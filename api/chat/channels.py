@@ -41,8 +41,17 @@ class Channels:
             ended = [(pattern, to) for pattern, to in self._turns.get(self._channel, ()) if pattern.step(glyph.symbol)]
             if ended:
                 pattern, to = max(ended, key=lambda turn: len(turn[0].text))
-                self._turn(pieces, len(pattern.text), to)
-        self._give(pieces, self._certain())
+                self._give(pieces, len(self._held) - len(pattern.text))
+                pieces.append(Piece(self._channel, self._held, to))
+                self._held, self._channel = [], to
+                for pattern, _ in self._turns.get(to, ()):
+                    pattern.matched = 0
+        # In no possible marker, nor in a token with a part of one:
+        open_ = max((pattern.matched for pattern, _ in self._turns.get(self._channel, ())), default=0)
+        certain = len(self._held) - open_
+        while 0 < certain < len(self._held) and self._held[certain - 1].position == self._held[certain].position:
+            certain -= 1
+        self._give(pieces, certain)
         return pieces
 
     def finish(self) -> list[Piece]:
@@ -51,23 +60,7 @@ class Channels:
         self._give(pieces, len(self._held))
         return pieces
 
-    def _turn(self, pieces: list[Piece], size: int, to: str) -> None:
-        self._give(pieces, len(self._held) - size)
-        pieces.append(Piece(self._channel, self._held, to))
-        self._held = []
-        self._channel = to
-        for pattern, _ in self._turns.get(to, ()):
-            pattern.matched = 0
-
     def _give(self, pieces: list[Piece], size: int) -> None:
         if size:
             pieces.append(Piece(self._channel, self._held[:size]))
             self._held = self._held[size:]
-
-    def _certain(self) -> int:
-        """Number of held glyphs that are certain: in no possible marker, nor in a token with a part of one."""
-        open_ = max((pattern.matched for pattern, _ in self._turns.get(self._channel, ())), default=0)
-        size = len(self._held) - open_
-        while 0 < size < len(self._held) and self._held[size - 1].position == self._held[size].position:
-            size -= 1
-        return size

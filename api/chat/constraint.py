@@ -18,30 +18,19 @@ class JsonFormat:
     strict: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerConstraint:
-    """The grammar of an answer, and how it is parsed."""
+def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequence[int]) -> Reader | None:
+    """The reader of one answer; None if the answer can be nothing but text.
 
-    use: ToolUse
-    grammar: str = ""
-    """Empty: none; the answer may have reasoning and tool calls in the format of the model's family."""
-
-    def template_kwargs(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Disable thinking in the template unless `given` sets it: a grammar leaves no room for it."""
-        return {"enable_thinking": False, **given} if self.grammar else dict(given)
-
-    def reader(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> Reader | None:
-        """Create the reader of one answer; None if the answer can be nothing but text."""
-        use = self.use
-        if self.grammar:
-            if not use.tools:
-                return None
-            return CallReader(use.names, only=use.names[0] if _has_no_head(use) else None)
-        dialect = tokenizer.dialect
-        if not any(dialect.markers(tools=bool(use.tools)).values()):
-            return None
-        channel = dialect.channel_after(prompt)
-        return FamilyReader(tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many)
+    `grammar`: of the answer; empty: it may have reasoning and tool calls in the format of the model's family.
+    """
+    if grammar:
+        only = use.names[0] if _has_no_head(use) else None
+        return CallReader(use.names, only=only) if use.tools else None
+    dialect = tokenizer.dialect
+    if not any(dialect.markers(tools=bool(use.tools)).values()):
+        return None
+    channel = dialect.channel_after(prompt)
+    return FamilyReader(tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many)
 
 
 async def make_grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None, client: str) -> str:
@@ -49,9 +38,9 @@ async def make_grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None
 
     Required calls take precedence over a required format; if both are possible, the model chooses.
     """
-    answer = (
-        await grammars.json(form.schema, strict=form.strict, param="response_format", client=client) if form else ""
-    )
+    answer = ""
+    if form:
+        answer = await grammars.json(form.schema, strict=form.strict, param="response_format", client=client)
     if use.mode != "required" and not (use.tools and form):
         return answer
     param = "functions" if use.legacy else "tools"

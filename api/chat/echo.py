@@ -41,10 +41,8 @@ class Echo:
 
 
 def prompt_pieces(tokenizer: Tokenizer, tokens: Sequence[int], text: str | None) -> list[str]:
-    """The text that each token of a prompt contributes.
-
-    A control token contributes only if it occurs in the `text` that was tokenized; so does the leading space that some
-    tokenizers add to a text.
+    """The text of each token of a prompt. A control token, or the leading space that some tokenizers add, has one only
+    if it occurs in the `text` that was tokenized.
     """
     detokenizer = tokenizer.detokenizer()
     pieces: list[str] = []

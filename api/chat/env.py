@@ -1,6 +1,8 @@
 """What all handlers use: the gateway, and a request's model and stream."""
 
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,11 +11,13 @@ from aiohttp import web
 from api.chat.schema import GenerationRequest
 from api.http.body import Bodies
 from api.http.callers import CLIENT
+from api.http.in_flight import IN_FLIGHT
 from api.http.metrics import Metrics
 from api.http.stream import EventStream, Sse, StreamFormat, StreamTiming
-from node.core.errors import ModelNotFound, NotReady
+from node.core.errors import ModelNotFound, NotReady, ShuttingDown
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.models import ModelEntry
+from node.gateway.disk import Pulled
 from node.gateway.gateway import Gateway
 from node.text.sandboxed_encoder import OpenModel
 
@@ -42,6 +46,15 @@ def known_model(env: Env, name: str) -> ModelEntry:
     if model := env.gateway.models.known(name):
         return model
     raise ModelNotFound(f"The model '{name}' does not exist.", param="model")
+
+
+async def fetch_model(env: Env, request: web.Request, model: str) -> AsyncGenerator[Pulled, None]:
+    """Fetch a model to this node's disk. Raises ShuttingDown when the node is stopping, and what Disk.pull raises."""
+    async with aclosing(env.gateway.disk.pull(model, request[CLIENT])) as progress:
+        async for each in progress:
+            if request.app[IN_FLIGHT].stopping:
+                raise ShuttingDown("This node is stopping.", hint="Fetch the model again later: what has come is kept.")
+            yield each
 
 
 async def open_model(

@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -106,10 +106,7 @@ class Prepared:
         return choices
 
     def max_new_tokens(self, prompt: Sequence[int]) -> int:
-        """Maximum number of tokens that can be generated for a prompt.
-
-        Raises ContextExceeded if the prompt leaves no room, before anything is computed.
-        """
+        """Maximum number of tokens that can be generated. Raises ContextExceeded if the prompt leaves no room."""
         context, wanted = self.model.context, self.body.answer_tokens
         room = context - len(prompt)
         if room < (0 if wanted == 0 else 1):
@@ -169,12 +166,9 @@ async def send(stream: EventStream | None, events: Iterable[Json]) -> None:
 async def respond(env: Env, request: web.Request, choices: Sequence[Choice], output: Output) -> web.StreamResponse:
     """Generate the choices, and answer the request: plainly, or with its stream."""
     events: EventStream | None = request.get(STREAM)
-    if events is None:
-        await run_all(env, choices, output)
-        return web.json_response(output.whole())
-    async with events.kept_alive():
+    async with events.kept_alive() if events else nullcontext():
         await run_all(env, choices, output, events)
-    return events.response
+    return events.response if events else web.json_response(output.whole())
 
 
 async def run_all(env: Env, choices: Sequence[Choice], output: Output, events: EventStream | None = None) -> None:
@@ -233,10 +227,7 @@ def check_tokens(model: OpenModel, tokens: Sequence[int] | Mapping[int, float], 
 
 
 def usage(choices: Sequence[Choice], per_prompt: int = 1) -> Json:
-    """Token usage as OpenAI reports it.
-
-    Each prompt counts once, however many choices it has; its cached tokens are those of its first choice.
-    """
+    """Token usage as OpenAI reports it. Each prompt counts once; its cached tokens are those of its first choice."""
     firsts = choices[::per_prompt]
     prompt_tokens = sum(len(choice.request.prompt) for choice in firsts)
     completion_tokens = sum(choice.answer.completion_tokens for choice in choices)

@@ -13,21 +13,19 @@ LEAST = -9999.0
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -> dict[str, Any]:
     content = [
         {
-            "token": token.text,
-            "logprob": _bounded(token.event.logprob),
-            "bytes": list(tokenizer.token_bytes(token.event.token)),
+            **_entry(token.text, token.event.logprob, tokenizer.token_bytes(token.event.token)),
             "top_logprobs": [
-                {
-                    "token": _name(tokenizer, other),
-                    "logprob": _bounded(value),
-                    "bytes": list(tokenizer.token_bytes(other)),
-                }
+                _entry(_name(tokenizer, other), value, tokenizer.token_bytes(other))
                 for other, value in _likeliest(token, top)
             ],
         }
         for token in tokens
     ]
     return {"content": content, "refusal": None}
+
+
+def _entry(text: str, logprob: float | None, spelled: bytes) -> dict[str, Any]:
+    return {"token": text, "logprob": _bounded(logprob), "bytes": list(spelled)}
 
 
 def legacy_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -> dict[str, Any]:

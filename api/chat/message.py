@@ -1,5 +1,6 @@
 """A chat message: validated as OpenAI does, and converted to the form that chat templates expect."""
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -39,14 +40,18 @@ def join_parts(content: Any) -> Any:
     return "".join(_part_text(index, part) for index, part in enumerate(content))
 
 
-def _part_text(index: int, part: Any) -> str:
+def part_kind(part: Any) -> str | None:
+    """The type of a content part, or of anything else in its place; None if it has none."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str):
-        kind = None
+    return kind if isinstance(kind, str) else None
+
+
+def _part_text(index: int, part: Any) -> str:
+    kind = part_kind(part)
     if kind in MEDIA:
         why = {"index": index, "refusal": media_refusal(kind)}
         raise PydanticCustomError("unsupported", "Part {index} {refusal}", why)
-    text = part.get("text" if kind == "text" else "refusal") if kind in ("text", "refusal") else None
+    text = part.get(kind) if kind in ("text", "refusal") else None
     if not isinstance(text, str):
         raise PydanticCustomError("content", 'Part {index} should be {"type": "text", "text": "..."}', {"index": index})
     return text
@@ -58,13 +63,11 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 class StrictModel(BaseModel):
     """Converts no types: a number is not a string."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class WithoutNulls(StrictModel):
     """Fields that are null are as if they were not given."""
-
-    model_config = ConfigDict(allow_inf_nan=False, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
@@ -103,10 +106,8 @@ class Message(StrictModel):
     @property
     def calls(self) -> list[FunctionCall]:
         """Calls of `tool_calls`, then the older `function_call`; templates get the first kind that is present."""
-        return [
-            *(call.function for call in self.tool_calls or ()),
-            *([self.function_call] if self.function_call else []),
-        ]
+        older = [self.function_call] if self.function_call else []
+        return [*(call.function for call in self.tool_calls or ()), *older]
 
     def for_template(self) -> dict[str, Any]:
         """The message as templates expect it: with `tool_calls` and the role `tool` instead of their older names."""
@@ -114,16 +115,11 @@ class Message(StrictModel):
         if function_call := message.pop("function_call", None):
             message.setdefault("tool_calls", [{"id": "call_0", "type": "function", "function": function_call}])
         for call in message.get("tool_calls", []):
-            call["function"]["arguments"] = _arguments(call["function"]["arguments"])
+            # Templates expect an object, where OpenAI's clients send its JSON text.
+            with suppress(BadRequest):
+                arguments = parse_json(call["function"]["arguments"].encode() or b"{}")
+                if isinstance(arguments, dict):
+                    call["function"]["arguments"] = arguments
         if message["role"] == "function":
             message["role"] = "tool"
         return {"content": "", **message}
-
-
-def _arguments(written: str) -> Any:
-    """Parse the arguments: templates expect an object, where OpenAI's clients send its JSON text."""
-    try:
-        arguments = parse_json(written.encode() or b"{}")
-    except BadRequest:
-        return written
-    return arguments if isinstance(arguments, dict) else written

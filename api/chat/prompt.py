@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from api.chat.constraint import AnswerConstraint, make_grammar
+from api.chat.constraint import make_grammar, make_reader
 from api.chat.env import Env, open_model
 from api.chat.generation import Choice, Prepared, check_tokens
 from api.chat.request import ChatRequest
@@ -18,32 +18,34 @@ async def prepare(
     env: Env, request: web.Request, body: ChatRequest, answer_id: str, form: StreamFormat | None = None
 ) -> tuple[Prepared, list[Choice]]:
     """Prepare the choices of a chat request. `form`: of its stream; None for OpenAI's."""
-    model, prompt, constraint = await encode_chat(env, request, body, form=form)
-    prepared = await Prepared.of(request, model, body, answer_id, constraint.grammar)
-    return prepared, prepared.choices(prompt, reader=lambda: constraint.reader(model.tokenizer, prompt))
+    model, prompt, grammar = await encode_chat(env, request, body, form=form)
+    prepared = await Prepared.of(request, model, body, answer_id, grammar)
+    use = body.tool_use
+    return prepared, prepared.choices(prompt, reader=lambda: make_reader(use, grammar, model.tokenizer, prompt))
 
 
 async def encode_chat(
     env: Env, request: web.Request, body: ChatRequest, *, most: int = 0, form: StreamFormat | None = None
-) -> tuple[OpenModel, list[int], AnswerConstraint]:
-    """The model, the tokens of a chat's prompt, and the constraint of its answer.
+) -> tuple[OpenModel, list[int], str]:
+    """The model, the tokens of a chat's prompt, and the grammar of its answer.
 
     Raises ContextExceeded for a prompt longer than both `most` and the model's context.
     """
-    use = body.tool_use
-    constraint = AnswerConstraint(use, await make_grammar(env.gateway.grammars, use, body.json_format, request[CLIENT]))
+    use, json_format = body.tool_use, body.response_format.json_format if body.response_format else None
+    grammar = await make_grammar(env.gateway.grammars, use, json_format, request[CLIENT])
     model = await open_model(env, request, body, form)
     encoder, context = model.encoder, max(model.context, most)
     if body.adapter:
         prompt = await encoder.encode_pieces(list(body.adapter.pieces(body.messages)), context=context)
     else:
-        kwargs = constraint.template_kwargs(body.template_kwargs)
+        # A grammar leaves no room for thoughts.
+        kwargs = {"enable_thinking": False, **body.template_kwargs} if grammar else body.template_kwargs
         prompt = await encoder.encode_chat(body.messages_for_template, use.for_template, kwargs, context=context)
-        if constraint.grammar and (opening := model.tokenizer.dialect.opening):
+        if grammar and (opening := model.tokenizer.dialect.opening):
             prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
     if not prompt:
         raise BadRequest("The model's chat template renders these messages as an empty prompt.", param="messages")
-    return model, prompt, constraint
+    return model, prompt, grammar
 
 
 async def encode_text(model: OpenModel, prompt: str | list[int], *, param: str) -> Sequence[int]:

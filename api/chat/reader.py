@@ -2,13 +2,14 @@
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from typing import Any, Protocol
 
 from api.chat.channels import Channels, Glyph, Piece
 from api.http.json_object import without_halves
-from node.text.dialect import START, Dialect
+from node.text.dialect import START
 from node.text.grammar import call_head
 from node.text.tokenizer import Tokenizer
 
@@ -58,11 +59,12 @@ class Parts:
 
 
 class Reader(Protocol):
-    """Incremental parser of an answer's glyphs. `finish`, called once, returns what was held back."""
+    """Incremental parser of an answer's glyphs."""
 
     def push(self, glyphs: Iterable[Glyph]) -> Parts: ...
 
-    def finish(self) -> Parts: ...
+    def finish(self) -> Parts:
+        """What was held back. Called once."""
 
 
 class FamilyReader:
@@ -81,18 +83,13 @@ class FamilyReader:
         names: Iterable[str] = (),
         many: bool = True,
     ) -> None:
-        """`channel`: where the answer begins.
-
-        `names`: those of the `tools` that may be called. `many`: allow several calls.
-        """
-        dialect = tokenizer.dialect
+        """`channel`: where the answer begins. `names`: of the `tools` that may be called. `many`: several calls may."""
         turns = {
             name: [(tokenizer.symbols(marker), to) for marker, to in edges]
-            for name, edges in dialect.markers(tools=bool(tools)).items()
+            for name, edges in tokenizer.dialect.markers(tools=bool(tools)).items()
         }
         self._channels = Channels(turns, channel)
-        self._spell: Callable[[int], str] = lambda token: tokenizer.token_bytes(token).decode(errors="replace")
-        self._dialect: Dialect = dialect
+        self._tokenizer = tokenizer
         self._tools = tools
         self._names = frozenset(names)
         self._many = many
@@ -131,7 +128,10 @@ class FamilyReader:
         for piece in pieces:
             if parts.ended:
                 break
-            parts.reasoning_tokens += self._count(piece)
+            # A token in two pieces belongs to the first.
+            before, self._tokens = self._tokens, max(self._tokens, piece.glyphs[-1].position + 1)
+            if piece.channel == "reasoning":
+                parts.reasoning_tokens += self._tokens - before
             if piece.to is not None:
                 self._turn(parts, piece)
             elif piece.channel == "tool" and self._call is not None:
@@ -141,11 +141,6 @@ class FamilyReader:
             else:
                 self._headers += piece.glyphs
         return parts
-
-    def _count(self, piece: Piece) -> int:
-        """Number of reasoning tokens that the piece completes; a token in two pieces belongs to the first."""
-        before, self._tokens = self._tokens, max(self._tokens, piece.glyphs[-1].position + 1)
-        return self._tokens - before if piece.channel == "reasoning" else 0
 
     def _turn(self, parts: Parts, marker: Piece) -> None:
         self._turned = True
@@ -159,15 +154,12 @@ class FamilyReader:
         """Add a piece to text or reasoning, without control tokens that are not markers."""
         shown = [glyph for glyph in piece.glyphs if isinstance(glyph.symbol, str)]
         if not self._begun:
-            first = next((index for index, glyph in enumerate(shown) if not str(glyph.symbol).isspace()), len(shown))
-            self._blanks += shown[:first]
-            shown = shown[first:]
-            if not shown:
+            text = list(dropwhile(lambda glyph: str(glyph.symbol).isspace(), shown))
+            self._blanks += shown[: len(shown) - len(text)]
+            if not text:
                 return
-            self._begun = True
-            if not self._after_marker:
-                shown = self._blanks + shown
-            self._blanks = []
+            shown = text if self._after_marker else self._blanks + text
+            self._begun, self._blanks = True, []
         if piece.channel == START:
             parts.text += shown
         else:
@@ -180,8 +172,11 @@ class FamilyReader:
         whole, self._call = self._call or [], None
         try:
             symbols = [glyph.symbol for glyph in whole[self._opening :]]
-            written = "".join(symbol if isinstance(symbol, str) else self._spell(symbol) for symbol in symbols)
-            calls = self._dialect.parse(written, self._tools)
+            spell = self._tokenizer.token_bytes
+            written = "".join(
+                each if isinstance(each, str) else spell(each).decode(errors="replace") for each in symbols
+            )
+            calls = self._tokenizer.dialect.parse(written, self._tools)
             unknown = [call.name for call in calls if call.name not in self._names]
             if unknown or not calls:
                 raise ValueError(f"there is no function {unknown}")

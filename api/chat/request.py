@@ -40,9 +40,8 @@ class ResponseFormat(StrictModel):
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:
         if self.type == "json_schema" and self.json_schema is None:
-            raise BadRequest(
-                "Missing required parameter: 'response_format.json_schema'.", param="response_format.json_schema"
-            )
+            param = "response_format.json_schema"
+            raise BadRequest(f"Missing required parameter: '{param}'.", param=param)
         return self
 
 
@@ -91,10 +90,6 @@ class ChatRequest(GenerationRequest):
         return self._for_template
 
     @property
-    def json_format(self) -> JsonFormat | None:
-        return self.response_format.json_format if self.response_format else None
-
-    @property
     def tool_use(self) -> ToolUse:
         """Raises BadRequest."""
         if (self.functions or self.function_call) and not self.tools:
@@ -107,35 +102,22 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @model_validator(mode="after")
-    def _parameters_agree(self) -> Self:
+    def _check(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
         for name in NOT_FOR_TEMPLATES.intersection(self.chat_template_kwargs):
             raise BadRequest(
                 f"Invalid 'chat_template_kwargs': '{name}' is no variable of a template.", param="chat_template_kwargs"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _adapter_has_text_only(self) -> Self:
-        if self.adapter is None:
-            return self
-        called = any(message.tool_calls or message.function_call for message in self.messages)
-        if self.tools or self.functions or called:
-            raise BadRequest("An 'adapter' cannot be combined with tools or tool calls.", param="adapter")
-        self.stop = [*self.stop, *self.adapter.stops]
-        return self
-
-    @model_validator(mode="after")
-    def _only_what_is_supported(self) -> Self:
+        calls = [call for message in self.messages for call in message.calls]
+        if self.adapter:
+            if self.tools or self.functions or calls:
+                raise BadRequest("An 'adapter' cannot be combined with tools or tool calls.", param="adapter")
+            self.stop = [*self.stop, *self.adapter.stops]
         if "audio" in self.modalities or self.audio is not None:
             raise Unsupported("Only text is supported in 'modalities'.", param="modalities")
-        return self
-
-    @model_validator(mode="after")
-    def _write_for_template(self) -> Self:
-        """Convert the messages. Done during validation, which runs in a thread for large requests."""
         if self.adapter is None:
-            Counts.of_all([call.arguments.encode() for message in self.messages for call in message.calls]).check()
+            # Here, as validation runs in a thread for large requests.
+            Counts.of_all([call.arguments.encode() for call in calls]).check()
             self._for_template = [message.for_template() for message in self.messages]
         return self

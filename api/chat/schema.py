@@ -6,15 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from api.chat.message import StrictModel, join_parts
@@ -51,21 +43,14 @@ def _bias_by_token(value: Any) -> dict[int, float]:
         if not TOKEN_ID.fullmatch(token):
             raise PydanticCustomError("logit_bias", "{token} is not a token id", {"token": repr(token[:40])})
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise PydanticCustomError(
-                "logit_bias", "Token {token} should have a bias from -100 to 100", {"token": token}
-            )
+            why = "Token {token} should have a bias from -100 to 100"
+            raise PydanticCustomError("logit_bias", why, {"token": token})
     return {int(token): float(bias) for token, bias in value.items()}
-
-
-Stop = Annotated[list[str], BeforeValidator(lambda value: stop_list(value, MAX_STOPS))]
 
 
 def _within(name: str) -> Any:
     low, high = RANGES[name]
     return Field(default=None, ge=low, le=high)
-
-
-LogitBias = Annotated[dict[int, float], BeforeValidator(_bias_by_token)]
 
 
 class StreamOptions(StrictModel):
@@ -90,11 +75,8 @@ class PredictedContent(StrictModel):
     content: Annotated[str | list[int], PlainValidator(_predicted)]
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(StrictModel):
     """How tokens are drawn, as far as it is said."""
-
-    # OpenAI's names may begin with `model_`, which pydantic protects by default.
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 
     temperature: float | None = _within("temperature")
     top_p: float | None = _within("top_p")
@@ -107,18 +89,21 @@ class SamplingFields(BaseModel):
         return self.model_dump(include=set(RANGES), exclude_none=True)
 
 
+ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+
+
 class GenerationRequest(SamplingFields):
     """Parameters that chat and legacy completions share."""
 
-    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    model: ModelName
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
-    stop: Stop = []
+    stop: Annotated[list[str], BeforeValidator(lambda value: stop_list(value, MAX_STOPS))] = Field(default=[])
     seed: int | None = Field(default=None, ge=-SEEDS, lt=SEEDS)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    logit_bias: LogitBias = {}
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_bias_by_token)] = Field(default={})
     prediction: PredictedContent | None = None
     # Not OpenAI's, but common among local servers.
     ignore_eos: bool = False
@@ -145,10 +130,7 @@ class GenerationRequest(SamplingFields):
         return None
 
     def sampling(self, of_model: Mapping[str, float]) -> Sampling:
-        """Sampling parameters: of the request, else of the model, else of `sampling_defaults`, else OpenAI's.
-
-        Without a seed, each request gets a random one.
-        """
+        """Parameters of the request, else of the model, else of `sampling_defaults`, else OpenAI's; a random seed."""
         drawn: dict[str, Any] = {**self.sampling_defaults.said(), **of_model, **self.said()}
         drawn["top_k"] = max(int(drawn.get("top_k", 0)), 0)  # other servers take -1 for none, too
         return Sampling(

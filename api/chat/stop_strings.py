@@ -15,10 +15,8 @@ class StopMatcher:
         self.given = 0
         """Characters given out so far."""
         self._length = 0
-        self._stop_start: int | None = None
-        """Start of the leftmost complete stop string seen so far."""
-        self._stop = ""
-        """That stop string."""
+        self._stop: tuple[int, str] | None = None
+        """Start of the leftmost complete stop string seen so far, and that string."""
         self.matched: str | None = None
         """The stop string that ended the text; None: it goes on, or ended by itself."""
 
@@ -32,23 +30,22 @@ class StopMatcher:
             for pattern in self._patterns:
                 if pattern.step(char):
                     start = self._length - len(pattern.text)
-                    if self._stop_start is None or start < self._stop_start:
-                        self._stop_start, self._stop = start, str(pattern.text)
+                    if self._stop is None or start < self._stop[0]:
+                        self._stop = start, str(pattern.text)
         # A longer stop string that began earlier may still be completed, and would then be the leftmost.
         open_start = min((self._length - pattern.matched for pattern in self._patterns), default=self._length)
-        if self._stop_start is not None and self._stop_start <= open_start:
-            self.matched = self._stop
-            return self._give(self._stop_start)
+        if self._stop and self._stop[0] <= open_start:
+            return self.finish()
         return self._give(open_start)
 
     def finish(self) -> str:
         """The text has ended: return what was held back, up to a stop string."""
         if self.matched is not None:
             return ""
-        if self._stop_start is None:
-            return self._give(self._length)
-        self.matched = self._stop
-        return self._give(self._stop_start)
+        end = self._length
+        if self._stop:
+            end, self.matched = self._stop
+        return self._give(end)
 
     def _give(self, end: int) -> str:
         size = end - self.given
@@ -60,8 +57,8 @@ class StopMatcher:
 class Pattern:
     """Incremental Knuth-Morris-Pratt matcher of one string, which takes one step for each character.
 
-    The failure table is built only as far as a match gets, so a string that never begins costs nothing. The string and
-    the text may consist of anything hashable, not only of characters.
+    The failure table is built only as far as a match gets, so a string that never begins costs nothing. String and text
+    may consist of anything hashable.
     """
 
     def __init__(self, text: Sequence[Hashable]) -> None:

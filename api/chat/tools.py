@@ -4,14 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.chat.message import StrictModel
@@ -82,9 +75,8 @@ def _tool_choice(value: Any) -> CallsWanted:
             return CallsWanted("required", [name], one=True)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
             if len(tools) > MAX_TOOLS:
-                raise PydanticCustomError(
-                    "tool_choice", f"Input should allow at most {MAX_TOOLS} tools, not {len(tools)}"
-                )
+                why = f"Input should allow at most {MAX_TOOLS} tools, not {len(tools)}"
+                raise PydanticCustomError("tool_choice", why)
             return CallsWanted(mode, [_allowed_name(tool) for tool in tools])
     raise PydanticCustomError(
         "tool_choice", 'Input should be "none", "auto", "required", or an object that names a function'

@@ -73,7 +73,7 @@ class Bodies:
 
     @contextmanager
     def account(self, request: web.Request) -> Iterator[None]:
-        """Inside, the request's body counts towards the limit: what is made of it stays in memory until it is answered."""
+        """Inside, the body counts towards the limit: what is made of it stays in memory until the answer."""
         request[HELD] = 0
         try:
             yield

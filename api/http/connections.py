@@ -41,7 +41,7 @@ class Connection(Protocol):
 
 
 class Connections:
-    """The open connections. If there are too many, the one that has been silent longest is closed, unless it is being answered."""
+    """The open connections. If there are too many, one that is not being answered is closed: the longest silent."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -104,20 +104,17 @@ class Connections:
     def _make_room(self, address: str = "") -> bool:
         """Close the connection that has been silent longest, of all or of one address. False if there is none."""
         silent = (each for each in self._open if each.waits_for_client and address in ("", each.address))
-        longest = min(silent, key=lambda each: each.heard_at, default=None)
-        if longest is None:
-            return False
-        self.remove(longest)
-        longest.force_close()
-        return True
+        return self._close(min(silent, key=lambda each: each.heard_at, default=None))
 
     def _make_spare_room(self) -> bool:
         """Close the silent connection beyond the limits that came first, of the address with the most."""
         count = Counter(each.address for each in self._spare)
-        silent = [each for each in self._spare if each.waits_for_client]
-        if not silent:
+        silent = (each for each in self._spare if each.waits_for_client)
+        return self._close(max(silent, key=lambda each: count[each.address], default=None))
+
+    def _close(self, connection: Connection | None) -> bool:
+        if connection is None:
             return False
-        first = max(silent, key=lambda each: count[each.address])
-        self.remove(first)
-        first.force_close()
+        self.remove(connection)
+        connection.force_close()
         return True

@@ -68,10 +68,7 @@ class Cors:
         self._logged: set[str] = set()
 
     def check_named(self, request: web.BaseRequest, what: str = "change the cluster") -> None:
-        """Check a request for `what` not every page may do.
-
-        Raises OriginNotAllowed for pages whose origin is not named, and HostNotAllowed.
-        """
+        """Check who may do `what`. Raises OriginNotAllowed for pages whose origin is not named, and HostNotAllowed."""
         if self._keyed:
             return
         check_host(request, self._names)  # a page under a name that was made to lead here reads without an origin
@@ -113,9 +110,9 @@ class Cors:
     def check(self, request: web.BaseRequest, method: str) -> None:
         """Raises OriginNotAllowed. `method`: the request's, or that which its preflight announces.
 
-        Any method is checked. Browsers send `Origin` with all but GET and HEAD, and with those whose answer the page could
-        read; other clients need not send it. CORS response headers alone would not do: they keep a page from reading the
-        answer, but do not keep a browser from sending simple requests.
+        Any method is checked. Browsers send `Origin` with all but GET and HEAD, and with those whose answer the page
+        could read; other clients need not send it. CORS response headers alone would not do: they keep a page from
+        reading the answer, but do not keep a browser from sending simple requests.
         """
         if request.path.startswith(CHANGES) and method not in READING:
             self.check_named(request)
@@ -136,7 +133,7 @@ class Cors:
             )
 
     def _may_ask(self, origin: str) -> bool:
-        """Whether the origin is allowed. Browsers write `scheme://host` or `scheme://host:port`, host names in lower case."""
+        """Whether the origin is allowed. Browsers write `scheme://host[:port]`, host names in lower case."""
         if self._any or origin in self._named:
             return True
         scheme, mark, rest = origin.partition("://")
@@ -163,9 +160,6 @@ def _check_site(request: web.BaseRequest) -> None:
 
 
 def _is_own(request: web.BaseRequest, origin: str) -> bool:
-    """Whether the request is of this node's own page, which is also used at addresses that are not local.
-
-    The `Host` was checked before: no name of a stranger's page gets here.
-    """
+    """Whether the request is of this node's own page, maybe at a public address. The `Host` was checked before."""
     scheme, _, rest = origin.partition("://")
     return scheme in WEB and bool(rest) and rest == request.headers.get(hdrs.HOST)

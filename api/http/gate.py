@@ -11,7 +11,7 @@ from api.http.in_flight import RequestsInFlight
 
 
 def gate(callers: Callers, cors: Cors, keys: ApiKeys, in_flight: RequestsInFlight, bodies: Bodies) -> Middleware:
-    """All checks. Raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, aiohttp's 413 and 417."""
+    """Raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417."""
 
     @web.middleware
     async def pass_gate(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -10,7 +10,7 @@ from node.core.errors import ShuttingDown
 
 
 class RequestsInFlight:
-    """Counts the requests in flight, and the background responses. Create it inside a running event loop."""
+    """Counts the requests in flight, and the background responses."""
 
     def __init__(self) -> None:
         self.stopping = False

@@ -73,13 +73,13 @@ class _NodeGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         node, status = self._monitor.metrics(), self._monitor.status()
         for name, text, value in (
-            ("kv_bytes", "KV caches of this node", node.kv_bytes),
-            ("memory_used_bytes", "Weights and KV on this node", node.memory_bytes),
-            ("loop_lag_seconds", "Recent maximum of the event loop's lag", node.lag_s),
-            ("compute_job_seconds", "Duration of the compute thread's current job", node.job_s),
-            ("tasks", "Tasks of the event loop", len(asyncio.all_tasks())),
+            ("pippin_kv_bytes", "KV caches of this node", node.kv_bytes),
+            ("pippin_memory_used_bytes", "Weights and KV on this node", node.memory_bytes),
+            ("pippin_loop_lag_seconds", "Recent maximum of the event loop's lag", node.lag_s),
+            ("pippin_compute_job_seconds", "Duration of the compute thread's current job", node.job_s),
+            ("pippin_tasks", "Tasks of the event loop", len(asyncio.all_tasks())),
         ):
-            yield GaugeMetricFamily(f"pippin_{name}", text, value)
+            yield GaugeMetricFamily(name, text, value)
         resumed = "Requests of this gateway that were resumed on another ring"
         yield CounterMetricFamily("pippin_recoveries", resumed, node.recoveries)
         for name, text in (

@@ -198,7 +198,7 @@ class _Protocol(web.RequestHandler):
         return response
 
     def _close_if_too_much_waits(self) -> None:
-        """Before what waits behind the current request makes reading pause: the end of a client would not be seen then."""
+        """What waits behind the current request must not make reading pause: it would hide the end of the client."""
         waiting = sum(payload.total_bytes for _, payload in self._messages) + len(self._message_tail)
         if len(self._messages) > MAX_WAITING or waiting > MAX_WAITING_BODIES:
             self.force_close()
@@ -222,7 +222,7 @@ class _Protocol(web.RequestHandler):
         self._stop_timers(self._stall_timer, self._header_timer)
 
     def _abort_if_stalled(self, before: float) -> None:
-        """Abort the connection if nothing was read since the last look: while writing is paused, the buffer only shrinks."""
+        """Abort if nothing was read since the last look: while writing is paused, the buffer only shrinks."""
         if self.transport is None:
             return
         left = self.transport.get_write_buffer_size()

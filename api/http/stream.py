@@ -51,10 +51,7 @@ def to_json(data: Json) -> bytes:
 
 
 class EventStream:
-    """A response that is a stream of events.
-
-    Nothing is sent before the first one, so that a refusal can still be a plain error.
-    """
+    """A stream of events. Nothing is sent before the first one, so that a refusal can still be a plain error."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 @dataclass(slots=True)
-class Part:
+class Said:
     """A part of an answer, or all of it."""
 
     text: str = ""
@@ -52,7 +52,7 @@ class Part:
     tokens: list[TokenText] = field(default_factory=list)
     """Tokens whose log-probabilities are wanted."""
 
-    def add(self, more: "Part") -> None:
+    def add(self, more: "Said") -> None:
         self.text += more.text
         self.thinking += more.thinking
         self.calls += more.calls
@@ -69,15 +69,16 @@ class OllamaOutput:
     """For /api/chat; else for /api/generate."""
     stream: bool
     begun: int
-    """Nanoseconds of the monotonic clock when the request came, and below when its model and prompt were ready."""
+    """When the request came, in nanoseconds of the monotonic clock."""
     opened: int = 0
+    """When its model and its prompt were ready."""
     choice: Choice | None = None
     """Its counts of tokens are told at the end; None until the model is ready."""
     tokenizer: Tokenizer | None = None
     top_logprobs: int | None = None
     _call: list[CallDelta] = field(default_factory=list)
     """The increments of the unfinished call: Ollama tells each call as a whole."""
-    _whole: Part = field(default_factory=Part)
+    _whole: Said = field(default_factory=Said)
     """The answer so far, unless it is streamed."""
     _reason: str = "stop"
 
@@ -88,15 +89,15 @@ class OllamaOutput:
         if not self.stream:
             self._whole.add(part)
             return
-        if part != Part():
+        if part != Said():
             yield self.line(part)
         if delta.finish:
-            yield {**self._head(Part()), **self._end()}
+            yield {**self._head(Said()), **self._end()}
 
     def whole(self) -> Json:
         return {**self.line(self._whole), **self._end()}
 
-    def line(self, part: Part) -> Json:
+    def line(self, part: Said) -> Json:
         """An increment of the answer; one without text keeps a stream alive."""
         line = {**self._head(part), "done": False}
         if self.tokenizer is not None and self.top_logprobs is not None and part.tokens:
@@ -107,9 +108,9 @@ class OllamaOutput:
 
     def ended(self, reason: str) -> Json:
         """The answer to a request without a prompt."""
-        return {**self._head(Part()), "done": True, "done_reason": reason}
+        return {**self._head(Said()), "done": True, "done_reason": reason}
 
-    def _head(self, part: Part) -> Json:
+    def _head(self, part: Said) -> Json:
         said: Json = {"role": "assistant", "content": part.text} if self.chat else {"response": part.text}
         if part.thinking:
             said["thinking"] = part.thinking
@@ -132,12 +133,9 @@ class OllamaOutput:
             "eval_duration": now - first,
         }
 
-    def _take(self, delta: Delta) -> Part:
-        """The increment of the answer with the calls that it completes.
-
-        A call that is cut off, or whose arguments can't be read, becomes text.
-        """
-        part = Part(delta.text, delta.reasoning, tokens=list(delta.tokens))
+    def _take(self, delta: Delta) -> Said:
+        """The increment with the calls that it completes; one that is cut off, or can't be read, becomes text."""
+        part = Said(delta.text, delta.reasoning, tokens=list(delta.tokens))
         for call in delta.calls:
             self._call.append(call)
             if call.ended:
@@ -146,7 +144,7 @@ class OllamaOutput:
             self._end_call(part)
         return part
 
-    def _end_call(self, part: Part) -> None:
+    def _end_call(self, part: Said) -> None:
         """Add the unfinished call to the part. Its arguments are parsed only once: they may be as long as the context."""
         call, ended = self._call[0], self._call[-1].ended
         written, self._call = "".join(each.arguments for each in self._call), []

@@ -1,22 +1,17 @@
 """POST /api/pull and DELETE /api/delete, and the requests for what Pippin does not do."""
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
 from aiohttp import web
 
-from api.chat.env import STREAM, Env
+from api.chat.env import STREAM, Env, fetch_model
 from api.chat.schema import parse
-from api.http.callers import CLIENT
 from api.http.errors import Unsupported
-from api.http.in_flight import IN_FLIGHT
 from api.http.stream import EventStream
 from api.ollama.answer import Lines
-from api.ollama.models import digest, named
+from api.ollama.models import digest
 from api.ollama.schema import ModelRequest
-from node.core.errors import ShuttingDown
-from node.gateway.disk import Pulled
 
 BEGIN, END = {"status": "pulling manifest"}, {"status": "success"}
 REFUSED = {
@@ -31,8 +26,8 @@ REFUSED = {
 async def pull(env: Env, request: web.Request) -> web.StreamResponse:
     """Fetch a model to this node's disk. An unknown model is a plain error: nothing is sent before it is found."""
     body = await env.bodies.read(request, partial(parse, ModelRequest))
-    model = named(body)
-    async with aclosing(_progress(env, request, model)) as progress:
+    model = body.wanted
+    async with aclosing(fetch_model(env, request, model)) as progress:
         if not body.stream:
             async for _ in progress:
                 pass
@@ -48,17 +43,8 @@ async def pull(env: Env, request: web.Request) -> web.StreamResponse:
         return events.response
 
 
-async def _progress(env: Env, request: web.Request, model: str) -> AsyncGenerator[Pulled, None]:
-    """Raises ShuttingDown as soon as the node is stopping, and what Disk.pull raises."""
-    async with aclosing(env.gateway.disk.pull(model, request[CLIENT])) as progress:
-        async for each in progress:
-            if request.app[IN_FLIGHT].stopping:
-                raise ShuttingDown("This node is stopping.", hint="Fetch the model again later: what has come is kept.")
-            yield each
-
-
 async def delete(env: Env, request: web.Request) -> web.Response:
-    await env.gateway.disk.remove(named(await env.bodies.read(request, partial(parse, ModelRequest))))
+    await env.gateway.disk.remove((await env.bodies.read(request, partial(parse, ModelRequest))).wanted)
     return web.Response()
 
 

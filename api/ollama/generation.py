@@ -17,7 +17,7 @@ from api.http.callers import CLIENT
 from api.http.errors import Unsupported
 from api.http.json_object import Json
 from api.http.stream import EventStream
-from api.ollama.answer import Lines, OllamaOutput, Part
+from api.ollama.answer import Lines, OllamaOutput, Said
 from api.ollama.messages import for_chat
 from api.ollama.schema import SHARED, ChatBody, GenerateBody, Generation
 from node.core.commands import LoadModel, UnloadModel
@@ -44,7 +44,7 @@ async def generate(
     begun = time.monotonic_ns()
     body, asked = await env.bodies.read(request, _parse_chat if chat else _parse_generate)
     output = OllamaOutput(body.model, chat, body.stream, begun)
-    form = Lines(partial(output.line, Part()))
+    form = Lines(partial(output.line, Said()))
     if asked is None:
         return await _keep(env, check_change, request, body, output, form)
     answer_id = new_id("chat" if chat else "generate")

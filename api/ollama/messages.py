@@ -71,8 +71,8 @@ def _call(call_id: str, function: OllamaFunction) -> Json:
 
 def _call_of(waiting: list[tuple[str, str]], tool: str | None) -> str:
     """Id of the call that a result belongs to, which then waits no longer."""
-    found = next((call for call in waiting if call[0] == tool), waiting[0] if waiting else None)
-    if found is None:
+    if not waiting:
         return "call_0"
+    found = next((call for call in waiting if call[0] == tool), waiting[0])
     waiting.remove(found)
     return found[1]

@@ -1,18 +1,18 @@
-"""What Ollama's API tells of models: /api/tags, /api/ps, /api/show, and /api/version."""
+"""What Ollama's API tells of models and of itself: /api/tags, /api/ps, /api/show, /api/version, and at `/`."""
 
 import hashlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
 from api.chat.env import Env
 from api.chat.schema import parse
 from api.http.json_object import Json
 from api.ollama.answer import timestamp
 from api.ollama.schema import DEFAULTS, NAMES, ModelRequest
-from node.core.errors import BadRequest
 from node.core.models import ModelDescription, ModelEntry
 
 VERSION = "0.14.2"
@@ -32,6 +32,24 @@ FACTS = {
 """Names in `model_info`, without the architecture, and in a config.json."""
 THINKING = ("<think>", "</think>", "enable_thinking", "reasoning_effort")
 """Texts in the chat templates of models that think."""
+
+
+def greeting(page: Handler, port: int | None) -> Handler:
+    """A handler of `/` that answers Ollama's clients, and whoever is no browser at the Ollama port, as Ollama does.
+
+    `page`: the handler for all others. `port`: None if there is no Ollama port.
+    """
+
+    async def greet(request: web.Request) -> web.StreamResponse:
+        own = request.get_extra_info("sockname")
+        is_theirs = request.headers.get(hdrs.USER_AGENT, "").startswith("ollama") or (
+            own is not None and own[1] == port
+        )
+        if is_theirs and "text/html" not in request.headers.get(hdrs.ACCEPT, ""):
+            return web.Response(text="Ollama is running")
+        return await page(request)
+
+    return greet
 
 
 async def version(_request: web.Request) -> web.Response:
@@ -56,7 +74,8 @@ async def ps(env: Env, _request: web.Request) -> web.Response:
 
 
 async def show(env: Env, request: web.Request) -> web.Response:
-    model = await env.gateway.models.describe(named(await env.bodies.read(request, partial(parse, ModelRequest))))
+    body = await env.bodies.read(request, partial(parse, ModelRequest))
+    model = await env.gateway.models.describe(body.wanted)
     sampling = {NAMES.get(name, name): value for name, value in model.sampling.items()}
     parameters = {"num_ctx": model.context, **DEFAULTS, **sampling}
     return web.json_response(
@@ -69,13 +88,6 @@ async def show(env: Env, request: web.Request) -> web.Response:
             "modified_at": timestamp(model.entry.created),
         }
     )
-
-
-def named(body: ModelRequest) -> str:
-    """The model's name. Raises BadRequest if there is none."""
-    if not body.wanted:
-        raise BadRequest("Missing required parameter: 'model'.", param="model")
-    return body.wanted
 
 
 def digest(model: str, revision: str = "") -> str:

@@ -4,13 +4,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from api.chat.schema import MAX_INT, stop_list
+from api.chat.message import StrictModel
+from api.chat.schema import MAX_INT, ModelName, stop_list
 from api.http.json_object import Json
 from api.http.limits import MAX_INPUTS, MAX_MESSAGES, MAX_STOP_SEQUENCES, MAX_TOOLS
 from api.ollama.messages import NoImages, OllamaMessage
+from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS
 
 DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
@@ -72,11 +74,7 @@ def _texts(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_whole)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class ModelOptions(_Strict):
+class ModelOptions(StrictModel):
     """The options that change the answer; all others are ignored."""
 
     temperature: float | None = None
@@ -85,7 +83,9 @@ class ModelOptions(_Strict):
     min_p: float | None = None
     seed: Whole | None = None
     num_predict: Whole | None = None
-    stop: Annotated[list[str], BeforeValidator(lambda value: stop_list(value or [], MAX_STOP_SEQUENCES))] = []
+    stop: Annotated[list[str], BeforeValidator(lambda value: stop_list(value or [], MAX_STOP_SEQUENCES))] = Field(
+        default=[]
+    )
     repeat_penalty: float | None = None
     repeat_last_n: Whole | None = None
     presence_penalty: float | None = None
@@ -106,7 +106,7 @@ class ModelOptions(_Strict):
         return {SHARED[name]: value for name, value in given.items()} | {"sampling_defaults": DEFAULTS}
 
 
-class ModelRequest(_Strict):
+class ModelRequest(StrictModel):
     """A request that names a model; in older clients `name` does."""
 
     model: str = Field(default="", max_length=MAX_NAME_CHARS)
@@ -115,11 +115,14 @@ class ModelRequest(_Strict):
 
     @property
     def wanted(self) -> str:
-        return self.model or self.name
+        """Raises BadRequest if no model is named."""
+        if wanted := self.model or self.name:
+            return wanted
+        raise BadRequest("Missing required parameter: 'model'.", param="model")
 
 
-class _Asking(_Strict):
-    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+class _Asking(StrictModel):
+    model: ModelName
     options: ModelOptions = ModelOptions()
     keep_alive: Annotated[float | None, BeforeValidator(_seconds)] = None
 
@@ -139,19 +142,20 @@ class Generation(_Asking):
         return self.top_logprobs if self.logprobs else None
 
     def for_chat(self, messages: list[Json]) -> Json:
-        """Body of the equivalent chat request, but for stop strings, of which chat takes fewer."""
-        chat = {"model": self.model, "stream": self.stream, "messages": messages, **self.options.shared()}
-        if (most := self.options.max_tokens) is not None:
-            chat["max_completion_tokens"] = most
-        if self.logprobs:
-            chat |= {"logprobs": True, "top_logprobs": self.top_logprobs}
-        if isinstance(self.think, str):
-            chat["reasoning_effort"] = self.think
-        if self.format:
-            chat["response_format"] = self.response_format
-        elif self.think is not None:
-            chat["chat_template_kwargs"] = {"enable_thinking": self.think is not False}
-        return chat
+        """Body of the equivalent chat request, but for stop strings, of which chat takes fewer; None is not given."""
+        thinks = None if self.format or self.think is None else {"enable_thinking": self.think is not False}
+        return {
+            "model": self.model,
+            "stream": self.stream,
+            "messages": messages,
+            **self.options.shared(),
+            "max_completion_tokens": self.options.max_tokens,
+            "logprobs": self.logprobs,
+            "top_logprobs": self.wanted_logprobs,
+            "reasoning_effort": self.think if isinstance(self.think, str) else None,
+            "response_format": self.response_format,
+            "chat_template_kwargs": thinks,
+        }
 
     @property
     def response_format(self) -> Json:
@@ -175,7 +179,7 @@ class GenerateBody(Generation):
 
 
 class EmbedBody(_Asking):
-    input: Annotated[list[str], BeforeValidator(_texts)] = []
+    input: Annotated[list[str], BeforeValidator(_texts)] = Field(default=[])
     truncate: bool = True
     dimensions: int = Field(default=0, ge=0, le=MAX_INT)
 

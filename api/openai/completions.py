@@ -19,7 +19,6 @@ from api.http.limits import MAX_ANSWERS
 from api.openai.reply import Collected, Reply
 from node.core.errors import BadRequest
 from node.core.evaluation import EvaluateRequest
-from node.text.sandboxed_encoder import OpenModel
 
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
@@ -36,25 +35,20 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0)  # let other tasks run: thousands of prompts take long
         tokens = await encode_text(model, prompt, param="prompt")
         prepared.max_new_tokens(tokens)
-        name = f"{prepared.id}-{len(choices)}-prompt"
-        wanted = None
-        if body.echo and body.logprobs is not None:
-            wanted = EvaluateRequest(name, model.id, tuple(tokens), body.logprobs, prepared.client, model.revision)
-        echo = await _echo(model, prompt, tokens, wanted) if body.echo else None
-        echoed += body.copies * len(echo.text) if echo else 0
+        echo, wanted = None, None
+        if body.echo:
+            if body.logprobs is not None:
+                name = f"{prepared.id}-{len(choices)}-prompt"
+                wanted = EvaluateRequest(name, model.id, tuple(tokens), body.logprobs, prepared.client, model.revision)
+            text, pieces = prompt if isinstance(prompt, str) else None, list[str]()
+            if text is None or wanted:  # else nothing asks for the text of each token
+                pieces = await model.encoder.work(prompt_pieces, model.tokenizer, tokens, text)
+            echo = Echo(pieces, text, wanted)
+            echoed += body.copies * len(echo.text)
         if echoed > env.bodies.limit:
             raise BadRequest(f"The answers would echo more than {env.bodies.limit:,} characters.", param="echo")
         choices += prepared.choices(tokens, first=len(choices), echo=echo, control_logprobs=True)
     return await CompletionReply(prepared, choices, body.logprobs).send(request, env)
-
-
-async def _echo(
-    model: OpenModel, prompt: str | list[int], tokens: Sequence[int], wanted: EvaluateRequest | None
-) -> Echo:
-    text = prompt if isinstance(prompt, str) else None
-    if text is not None and wanted is None:
-        return Echo((), text, wanted)  # nothing asks for the text of each token
-    return Echo(await model.encoder.work(prompt_pieces, model.tokenizer, tokens, text), text, wanted)
 
 
 class CompletionReply(Reply):

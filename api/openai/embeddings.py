@@ -7,15 +7,15 @@ from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from api.chat.embedding import embed, tokens_to_embed
+from api.chat.embedding import embed
 from api.chat.env import Env
-from api.chat.schema import MAX_INT, parse, text_list
+from api.chat.message import StrictModel
+from api.chat.schema import MAX_INT, ModelName, parse, text_list
 from api.http.callers import CLIENT
 from api.http.errors import Unsupported
-from node.core.limits import MAX_NAME_CHARS
 
 
 def _input_list(value: Any) -> list[str | list[int]]:
@@ -25,10 +25,8 @@ def _input_list(value: Any) -> list[str | list[int]]:
     return inputs
 
 
-class EmbeddingRequest(BaseModel):
-    model_config = ConfigDict(strict=True, protected_namespaces=())
-
-    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+class EmbeddingRequest(StrictModel):
+    model: ModelName
     input: Annotated[list[str | list[int]], PlainValidator(_input_list)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1, le=MAX_INT)
@@ -46,13 +44,12 @@ class EmbeddingRequest(BaseModel):
 async def create(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, partial(parse, EmbeddingRequest))
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
-    texts = [await tokens_to_embed(model, text) for text in body.input]
+    embeddings, tokens = await embed(env, model, body.input, request[CLIENT])
     written = _base64 if body.encoding_format == "base64" else list
     data = [
         {"object": "embedding", "index": index, "embedding": written(embedding)}
-        for index, embedding in enumerate(await embed(env, model, texts, request[CLIENT]))
+        for index, embedding in enumerate(embeddings)
     ]
-    tokens = sum(map(len, texts))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return web.json_response({"object": "list", "data": data, "model": model.id, "usage": usage})
 

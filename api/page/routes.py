@@ -1,7 +1,6 @@
 """The page at `/`: chat and status. Its files are read once; whatever it shows cannot run as code."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -32,26 +31,18 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    body: bytes
-    media_type: str
-
-    @property
-    def etag(self) -> str:
-        return sha256(self.body).hexdigest()[:16]
+def page_routes() -> Iterator[tuple[str, Handler]]:
+    """Paths and handlers of GET: the page, and what it consists of."""
+    for path, file in FILES.items():
+        body = file.read_bytes()
+        yield path, partial(_show, body, TYPES[file.suffix], sha256(body).hexdigest()[:16])
 
 
-def page_routes() -> Mapping[str, Handler]:
-    """Handlers of GET by path: the page, and what it consists of."""
-    return {path: partial(_show, _File(file.read_bytes(), TYPES[file.suffix])) for path, file in FILES.items()}
-
-
-async def _show(file: _File, request: web.Request) -> web.Response:
-    known = any(tag.value == file.etag for tag in request.if_none_match or ())
-    response = web.Response(status=304) if known else web.Response(body=file.body)
+async def _show(body: bytes, media_type: str, etag: str, request: web.Request) -> web.Response:
+    known = any(tag.value == etag for tag in request.if_none_match or ())
+    response = web.Response(status=304) if known else web.Response(body=body)
     if not known:
-        response.content_type, response.charset = file.media_type, "utf-8"
+        response.content_type, response.charset = media_type, "utf-8"
     response.headers.update(HEADERS)
-    response.etag = file.etag
+    response.etag = etag
     return response

@@ -73,13 +73,12 @@ class Background:
 
     def find(self, response_id: str) -> Turn | None:
         """The response's turn if it is still running, else None."""
-        turn, _ = self._running.get(response_id, (None, None))
-        return turn
+        return self._running[response_id][0] if response_id in self._running else None
 
     async def cancel(self, response_id: str) -> None:
         """Cancel a response; its place is free when this returns. Does nothing if the response is not running."""
-        _, task = self._running.get(response_id, (None, None))
-        if task:
+        if response_id in self._running:
+            _, task = self._running[response_id]
             task.cancel()
             await asyncio.wait([task])
 
@@ -94,9 +93,9 @@ class Background:
                 await opening
                 await run_all(self._env, turn.choices, turn)
         except Exception as error:
+            failure = as_pippin_error(error)
             if limit.expired():
-                turn.fail(PippinError(f"The response took longer than {self._most_s:,.0f} s."))
-                return
-            if not isinstance(error, PippinError):
+                failure = PippinError(f"The response took longer than {self._most_s:,.0f} s.")
+            elif failure is not error:
                 log.exception("response %s failed", turn.output.id)
-            turn.fail(as_pippin_error(error))
+            turn.fail(failure)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from api.chat.message import MEDIA, Name, StrictModel, media_refusal
+from api.chat.message import MEDIA, Name, StrictModel, media_refusal, part_kind
 from api.http.errors import Unsupported
 from api.http.json_object import Json
 from api.http.limits import MAX_MESSAGES, MAX_PARTS
@@ -125,14 +125,12 @@ def _texts(content: str | list[Any]) -> list[str]:
 
 
 def _text(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str):
-        kind = None
+    kind = part_kind(part)
     if kind in MEDIA:
         raise Unsupported(f"a part {media_refusal(kind)}.")
-    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
     if kind not in ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"):
         raise BadRequest(f"there is no part of type {reprlib.repr(kind)}.")
+    text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise BadRequest("a part has no text.")
     return text

@@ -107,11 +107,9 @@ def _received(response_id: str, data: bytes) -> StoredResponse:
         if sent.response["id"] != response_id or not isinstance(sent.response["status"], str):
             raise BadRequest("It is another response.")
         given = tuple(read_item("input", item) for item in sent.input)
-        rest = (*sent.before, *sent.response["output"])
-        before = [read_item("output", item) for item in rest]
+        before = [read_item("output", item) for item in (*sent.before, *sent.response["output"])]
     except (BadRequest, ValidationError, KeyError, TypeError) as error:
-        raise Incompatible(
-            f"The node that keeps the response {response_id} has sent something else: {error}"
-        ) from error
+        said = f"The node that keeps the response {response_id} has sent something else: {error}"
+        raise Incompatible(said) from error
     count = len(sent.before)
     return StoredResponse(sent.response, given, (*before[:count], *given, *before[count:]), sent.bytes)

@@ -38,8 +38,7 @@ class ResponseOutput:
     def ended(self) -> bool:
         return self._status not in ("queued", "in_progress")
 
-    # --- changes; those that clients can follow yield the events that report them
-    # ---------------------------------------
+    # --- changes; those that clients can follow yield the events that report them ------------------------------------
 
     def open(self, model: str, sampling: Sampling) -> None:
         """Record that the model is ready, and how the answer is sampled."""
@@ -186,13 +185,9 @@ _FIRST = {"content_index": 0}
 def _brief(logprobs: list[Json]) -> list[Json]:
     """Log-probabilities in the format of events: without `bytes`."""
     return [
-        {**_without_bytes(entry), "top_logprobs": [_without_bytes(other) for other in entry["top_logprobs"]]}
+        {name: _brief(value) if name == "top_logprobs" else value for name, value in entry.items() if name != "bytes"}
         for entry in logprobs
     ]
-
-
-def _without_bytes(entry: Json) -> Json:
-    return {name: value for name, value in entry.items() if name != "bytes"}
 
 
 def _copy(item: Json) -> Json:

@@ -18,7 +18,6 @@ from api.http.errors import Unsupported
 from api.http.json_object import approximate_bytes
 from api.http.limits import SMALL_BODY
 from api.http.stream import EventStream
-from api.responses.background import Background
 from api.responses.items import Item, messages_of
 from api.responses.keeper import Keeper
 from api.responses.output import ResponseOutput
@@ -37,7 +36,6 @@ class Responses:
     """The handlers and their state."""
 
     env: Env
-    background: Background
     keeper: Keeper
 
     async def create(self, request: web.Request) -> web.StreamResponse:
@@ -111,15 +109,12 @@ class Responses:
         return web.json_response({"object": "list", "data": page, "has_more": len(items) > len(page), **ends})
 
     async def end(self, _app: web.Application) -> None:
-        await self.background.close()
+        await self.keeper.background.close()
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
     def _resolved(self, items: Sequence[Item]) -> tuple[tuple[Item, ...], int]:
-        """Replace item references by the items.
-
-        Returns the items and the bytes added. Raises BadRequest, ContextExceeded.
-        """
+        """The items in place of references, and the bytes added. Raises BadRequest, ContextExceeded."""
         named = {item["id"]: f"input[{index}].id" for index, item in enumerate(items) if _is_reference(item)}
         found = self.keeper.store.items(named) if named else {}
         for name, param in named.items():
@@ -151,10 +146,10 @@ class Responses:
         An error within QUEUED_AFTER_S is raised, as a plain refusal of the request; after that, it makes the response fail.
         """
         try:
-            with self.background.place(turn.size):
+            with self.keeper.background.place(turn.size):
                 if (await asyncio.wait([opening], timeout=QUEUED_AFTER_S))[0]:
                     opening.result()
-            self.background.start(turn, opening)
+            self.keeper.background.start(turn, opening)
         except BaseException:
             opening.cancel()
             raise

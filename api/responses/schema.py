@@ -8,13 +8,12 @@ from pydantic_core import PydanticCustomError
 
 from api.chat.message import Name, WithoutNulls
 from api.chat.request import Effort
-from api.chat.schema import MAX_INT
+from api.chat.schema import MAX_INT, ModelName
 from api.http.errors import Unsupported
 from api.http.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
 from api.responses.items import Item, items_of
 from api.responses.tools import Place, PlacedFunction, flat_name, functions_of
 from node.core.errors import BadRequest
-from node.core.limits import MAX_NAME_CHARS
 
 CHAT_PARAMETERS = (
     *("temperature", "top_p", "parallel_tool_calls", "reasoning_effort"),
@@ -68,7 +67,7 @@ def _check_count(metadata: Any) -> Any:
 
 
 class ResponseRequest(WithoutNulls):
-    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    model: ModelName
     input: Annotated[list[Item], BeforeValidator(items_of)]
     instructions: str | None = None
     previous_response_id: Name | None = None
@@ -108,13 +107,8 @@ class ResponseRequest(WithoutNulls):
             if getattr(self, param) is not None:
                 raise Unsupported(f"'{param}' is not supported: it refers to data stored at OpenAI.", param=param)
         self._functions = functions_of(self.tools)
-        return self
-
-    @model_validator(mode="after")
-    def _metadata_keys(self) -> Self:
-        for key in self.metadata:
-            if len(key) > 64:
-                raise BadRequest("Invalid 'metadata': a key may have at most 64 characters.", param="metadata")
+        if any(len(key) > 64 for key in self.metadata):
+            raise BadRequest("Invalid 'metadata': a key may have at most 64 characters.", param="metadata")
         return self
 
     @property
@@ -128,26 +122,21 @@ class ResponseRequest(WithoutNulls):
         return next((each.place for each in self._functions if flat_name(each.place) == name), Place(None, name))
 
     def for_chat(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
-        """Body of the equivalent chat request. `given`: the original body of this request."""
-        chat = {name: given[name] for name in CHAT_PARAMETERS if given.get(name) is not None}
-        chat |= {"model": self.model, "messages": messages, "stream": self.stream}
-        if self.max_output_tokens is not None:
-            chat["max_completion_tokens"] = self.max_output_tokens
-        if self.logprobs is not None:
-            chat |= {"logprobs": True, "top_logprobs": self.logprobs}
-        if self.text.format.type != "text":
-            chat["response_format"] = self.text.format.for_chat()
-        if self.reasoning.effort is not None:
-            chat["reasoning_effort"] = self.reasoning.effort
-        if self._functions:
-            chat["tools"] = [{"type": "function", "function": each.for_chat} for each in self._functions]
-        if self._functions or self.tool_choice not in ("auto", "none"):
-            chat["tool_choice"] = _choice(self.tool_choice)
-        return chat
-
-
-def _choice(choice: str | dict[str, Any]) -> Any:
-    """Convert `tool_choice` to chat's format, which includes a function's name at the top level."""
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        return {"type": "allowed_tools", "allowed_tools": choice}
-    return choice
+        """Body of the equivalent chat request; None is not given. `given`: the original body of this request."""
+        choice: Any = self.tool_choice
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            choice = {"type": "allowed_tools", "allowed_tools": choice}
+        needs_choice = self._functions or choice not in ("auto", "none")
+        return {
+            **{name: given.get(name) for name in CHAT_PARAMETERS},
+            "model": self.model,
+            "messages": messages,
+            "stream": self.stream,
+            "max_completion_tokens": self.max_output_tokens,
+            "logprobs": self.logprobs is not None,
+            "top_logprobs": self.logprobs,
+            "response_format": self.text.format.for_chat(),
+            "reasoning_effort": self.reasoning.effort or given.get("reasoning_effort"),
+            "tools": [{"type": "function", "function": each.for_chat} for each in self._functions],
+            "tool_choice": choice if needs_choice else None,
+        }

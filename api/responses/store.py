@@ -17,9 +17,7 @@ class StoredResponse:
     history: tuple[Json, ...]
     """Items of the whole conversation, including this response's input and output."""
     bytes: int
-    """Approximate bytes of the response and its history. Responses of one conversation share items, so the actual
-    memory use is lower.
-    """
+    """Approximate bytes of the response and its history, items that it shares with others included."""
 
     @classmethod
     def after(
@@ -27,9 +25,8 @@ class StoredResponse:
     ) -> "StoredResponse":
         """`size`: approximate bytes of the request (see `approximate_bytes`)."""
         history = (*(before.history if before else ()), *given, *response["output"])
-        return cls(
-            response, given, history, size + approximate_bytes(response["output"]) + (before.bytes if before else 0)
-        )
+        size += approximate_bytes(response["output"]) + (before.bytes if before else 0)
+        return cls(response, given, history, size)
 
 
 class Store:
@@ -59,8 +56,5 @@ class Store:
             self._bytes -= kept.bytes
 
     def items(self, ids: Container[str]) -> dict[str, Json]:
-        """Input and output items of stored responses that have one of these ids, by id.
-
-        Safe to call from any thread.
-        """
+        """Items of stored responses that have one of these ids, by id. Safe to call from any thread."""
         return {item["id"]: item for kept in list(self._kept.values()) for item in kept.history if item["id"] in ids}

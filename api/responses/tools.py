@@ -33,10 +33,7 @@ class PlacedFunction(NamedTuple):
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[PlacedFunction]:
-    """The functions of a request's tools.
-
-    Raises Unsupported if there are only tools of other kinds: their client relies on them.
-    """
+    """The functions of tools. Raises Unsupported if all are of other kinds: their client relies on them."""
     found = list(_functions(tools))
     if tools and not found:
         kind = reprlib.repr(tools[0].get("type"))

@@ -47,7 +47,10 @@ class Turn:
         if delta.reasoning:
             events += output.reasoning(delta.reasoning)
         if delta.text or delta.tokens:
-            events += output.text(delta.text, self._logprobs(delta))
+            top, logprobs = output.body.logprobs, []
+            if top is not None and self.prepared:
+                logprobs = chat_logprobs(self.prepared.model.tokenizer, delta.tokens, top)["content"]
+            events += output.text(delta.text, logprobs)
         for call in delta.calls:
             events += output.call(call.id, call.name, call.arguments)
         if delta.finish:
@@ -67,21 +70,13 @@ class Turn:
 
     def cancel(self) -> None:
         """Cancel the response, unless it has ended."""
-        if self.output.ended:
-            return
-        self.output.cancel()
-        self._keep()
+        if not self.output.ended:
+            self.output.cancel()
+            self._keep()
 
     def _keep(self) -> None:
         if self.output.body.store:
             self.store.add(self.stored())
-
-    def _logprobs(self, delta: Delta) -> list[Json]:
-        top = self.output.body.logprobs
-        if top is None or self.prepared is None:
-            return []
-        content: list[Json] = chat_logprobs(self.prepared.model.tokenizer, delta.tokens, top)["content"]
-        return content
 
 
 def _usage(choices: list[Choice]) -> Json:

@@ -98,7 +98,8 @@ async def test_required_calls_are_of_the_tools(grammars, drawn, name):
 async def test_tools_are_optional_or_beside_a_format(grammars, drawn, name):
     assert await make_grammar(grammars, use_of(SETS[name], "auto").tool_use, None, "a") == ""
     body = use_of(SETS[name], "auto", response_format={"type": "json_object"})
-    json.loads(drawn.text(await make_grammar(grammars, body.tool_use, body.json_format, "a"), 0).partition("\n")[0])
+    grammar = await make_grammar(grammars, body.tool_use, body.response_format.json_format, "a")
+    json.loads(drawn.text(grammar, 0).partition("\n")[0])
 
 
 @pytest.mark.parametrize("name", SETS)
