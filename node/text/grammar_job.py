@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import psutil
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from node.core.errors import BadRequest
 from node.core.units import format_bytes
@@ -32,7 +32,7 @@ _STACK = 2**20
 
 def make_job() -> Job:
     """Create the job, with everything loaded."""
-    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), eos_token=[_Bytes.eos_token_id], slices=None)
+    tokenizer = LLTokenizer("byte")  # so that a grammar's cost does not depend on a model
     threading.stack_size(_STACK)
 
     def answer(request: bytes) -> bytes:
@@ -80,7 +80,8 @@ def _try(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
             raise BadRequest(what, param=param)
         if matcher.is_stopped():
             break
-        matcher.consume_token(choose.choice([token for token in range(257) if bits[token // 8] >> token % 8 & 1]))
+        allowed = [token for token in range(tokenizer.vocab_size) if bits[token // 8] >> token % 8 & 1]
+        matcher.consume_token(choose.choice(allowed))
     memory = process.memory_info().rss - before
     if memory > MAX_MEMORY:
         most = format_bytes(MAX_MEMORY)
@@ -95,15 +96,3 @@ def error_of(matcher: LLMatcher) -> str:
 
 def _where(param: str | None) -> str:
     return f"Invalid '{param}': the schema" if param else "The grammar"
-
-
-class _Bytes:
-    """Tokenizer whose tokens are the 256 bytes, so that a grammar's cost does not depend on a model."""
-
-    bos_token_id = None
-    eos_token_id = 256
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
-    special_token_ids = (256,)
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
