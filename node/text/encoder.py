@@ -148,15 +148,13 @@ class Encoder:
 
     def _encode_added(self, text: str) -> list[int]:
         """Encode with the added tokens that are in the text."""
-        tokens: list[int] = self._hf.encode(text, add_special_tokens=False)
-        return tokens
+        return list(self._hf.encode(text, add_special_tokens=False))
 
     def _encode_plain(self, text: str) -> list[int]:
         """Encode without looking for added tokens."""
         backend = getattr(self._hf, "backend_tokenizer", None)
         if backend is None:
-            slow: list[int] = self._hf.encode(text, add_special_tokens=False, split_special_tokens=True)
-            return slow
+            return list(self._hf.encode(text, add_special_tokens=False, split_special_tokens=True))
         if backend.normalizer is not None:
             text = backend.normalizer.normalize_str(text)
         words = (
