@@ -118,17 +118,19 @@ def join(space: str, device: str, other: str, at: str) -> None:
     ip("-n", space, "link", "add", device, "type", "veth", "peer", "name", at, "netns", other)
 
 
+def launch_on(cluster: Cluster, host: Host, *options: str) -> Node:
+    node = cluster.launch("--model", MODEL, *options, preloaded=host.preloaded, host="", connect=host.connect)
+    node.host = host.address
+    return node
+
+
 @contextmanager
 def cluster_on(hosts: Sequence[Host], directory: Path, *options: str, last: Sequence[str] = ()) -> Iterator[Cluster]:
     """A node on each host, without `--peer`; `last` are further options of the last one."""
     with running_cluster(directory) as cluster:
         for host in hosts:
-            more = last if host is hosts[-1] else ()
-            cluster.launch("--model", MODEL, *options, *more, preloaded=host.preloaded, host="", connect=host.connect)
-        for node, host in zip(cluster.nodes, hosts, strict=True):
-            node.host = host.address
-            node.started()
-        cluster.ready(*cluster.nodes)
+            launch_on(cluster, host, *options, *(last if host is hosts[-1] else ()))
+        cluster.ready(*[node.started() for node in cluster.nodes])
         yield cluster
 
 

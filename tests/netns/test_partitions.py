@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import MODEL, PATIENCE_S, Cluster, Node, until
-from tests.netns.conftest import Host, cluster_on
+from tests.netns.conftest import Host, cluster_on, launch_on
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +94,9 @@ def test_the_name_of_the_cluster_follows_the_head(cluster: Cluster, hosts: list[
     rest = [node for node in cluster.nodes if node is not head]
     new = cluster.head(cluster.ready(*rest))
     until(lambda: named_by(client) == new.name, "the name leads to the new head")
+    place = cluster.nodes.index(head)
+    launch_on(cluster, hosts[place], "--api-port", str(PORT)).started()
+    cluster.nodes[place] = cluster.nodes.pop()
 
 
 def test_a_side_without_room_says_so_and_serves_again(

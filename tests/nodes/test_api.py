@@ -273,7 +273,7 @@ def test_legacy_logprobs_and_echo(node: Node) -> None:
 
 def test_a_busy_node_answers_the_small_questions_at_once(node: Node) -> None:
     def ask(_: int) -> str:
-        return node.streamed(COUNT, max_tokens=60, ignore_eos=True)
+        return node.streamed(COUNT, max_tokens=150, ignore_eos=True)
 
     with ThreadPoolExecutor(16) as pool:
         streams = [pool.submit(ask, number) for number in range(16)]

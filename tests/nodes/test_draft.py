@@ -77,7 +77,7 @@ def test_a_draft_model_guesses_and_a_death_changes_nothing(cluster: Cluster, mod
                     killed.kill()
             assert events.text == texts[0]
         nodes = [node for node in nodes if node is not killed]
-        nodes += cluster.start(1, "--models-dir", str(models), "--stages", "2", "--draft", MODEL)
+        nodes += cluster.start(1, "--models-dir", str(models), "--stages", "2", "--draft", f"twin={MODEL}")
         assert gateway.chat(**STORY).text == texts[1]
 
 

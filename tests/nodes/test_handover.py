@@ -88,6 +88,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_a_node_is_drained_and_no_stream_notices(three: Cluster, undisturbed: list[str]) -> None:
+    three.ready(*three.nodes, stages=2)
     for victim in members(three, three.nodes[0]):  # the driver, and then another node of the next ring
         with streams(three.nodes) as answers:
             drained = three.nodes[0].command("drain", victim.name)
@@ -101,6 +102,7 @@ def test_a_node_is_drained_and_no_stream_notices(three: Cluster, undisturbed: li
 
 
 def test_a_node_that_says_goodbye_stays_until_its_streams_have_moved(three: Cluster, undisturbed: list[str]) -> None:
+    three.ready(*three.nodes, stages=2)
     victim, _ = members(three, three.nodes[0])
     rest = [node for node in three.nodes if node is not victim]
     with streams(rest) as answers:
@@ -109,6 +111,8 @@ def test_a_node_that_says_goodbye_stays_until_its_streams_have_moved(three: Clus
         assert texts(answers) == undisturbed
     assert "lost its ring after 0 tokens" not in "".join(node.written for node in rest)
     three.ready(*rest)
+    three.nodes.remove(victim)
+    three.launch("--model", MODEL, "--stages", "2", name="next").started()
 
 
 def test_a_drained_node_stays_so_under_a_new_head(cluster: Cluster) -> None:
