@@ -29,7 +29,7 @@ def pair() -> Iterator[list[Host]]:
             ip("-n", host.space, "link", "set", CABLE, "up")
             ip("-n", host.space, "address", "add", f"fe80::{number}/64", "dev", CABLE, "nodad")
             # Otherwise both are as wide as the processor is quick, and either may be measured as the wider one.
-            slow = ["root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"]
+            slow = ["root", "tbf", "rate", "30mbit", "burst", "64kb", "latency", "50ms"]
             subprocess.run(
                 ["tc", "-n", host.space, "qdisc", "add", "dev", "eth0", *slow], check=True, timeout=PATIENCE_S
             )
