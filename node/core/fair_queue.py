@@ -83,10 +83,7 @@ class FairQueue(Generic[T]):
 
     def next(self, fits: Callable[[T], bool]) -> T | None:
         """The first in line of the entries that fit."""
-        for line in (
-            self._returned,
-            *sorted(self._lines.values(), key=lambda line: self._count(line[0].client)),
-        ):
+        for line in (self._returned, *sorted(self._lines.values(), key=lambda line: self._count(line[0].client))):
             if entry := next(filter(fits, line), None):
                 return entry
         return None

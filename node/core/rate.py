@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 WINDOW_S = 10.0
 """Long enough not to jump, short enough to follow a line that becomes slower."""
-_MARK_S = 0.5
-"""Interval of the marks from which the rate is computed."""
+_MARKS = 20
+"""Marks of a window, from which the rate is computed."""
 
 
 class Rate:
@@ -21,9 +21,9 @@ class Rate:
     def at(self, count: int) -> float:
         """The rate, now that so many bytes have come; 0 while it is not known, or while nothing comes."""
         now = self._clock()
-        if not self._marks or now >= self._marks[-1][0] + _MARK_S:
+        if not self._marks or now >= self._marks[-1][0] + WINDOW_S / _MARKS:
             self._marks.append((now, count))
         while len(self._marks) > 2 and self._marks[1][0] <= now - WINDOW_S:
             self._marks.popleft()
         since, before = self._marks[0]
-        return (count - before) / (now - since) if now >= since + _MARK_S else 0.0
+        return (count - before) / (now - since) if now >= since + WINDOW_S / _MARKS else 0.0

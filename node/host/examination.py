@@ -25,12 +25,7 @@ MOST_TRIED = 4
 
 
 def examine(
-    node: str,
-    folders: Iterable[Path],
-    *,
-    denied: Sequence[Path] = (),
-    deaf: str = "",
-    unreached: Sequence[Advert] = (),
+    node: str, folders: Iterable[Path], *, denied: Sequence[Path] = (), deaf: str = "", unreached: Sequence[Advert] = ()
 ) -> tuple[Issue, ...]:
     """Issues of the machine of a node of this name. May wait for a disk, and some seconds for connections.
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote, unquote
 
 import grpc
@@ -63,23 +63,19 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
     """Inside, exceptions are answered as a gRPC status."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - the RPC boundary
-        await _abort(context, error)
-
-
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if not isinstance(error, PippinError):
-        log.error("an RPC failed", exc_info=error)
-    said = as_pippin_error(error)
-    metadata = (
-        ("pippin-code", said.code),
-        ("pippin-message", quote(said.message)[:_MAX_CHARS]),
-        ("pippin-hint", quote(said.hint)[:_MAX_CHARS]),
-    )
-    await context.abort(_STATUS.get(said.status, grpc.StatusCode.INTERNAL), said.message[: _MAX_CHARS // 10], metadata)
-    raise AssertionError("abort returned")
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:  # the RPC boundary
+        if not isinstance(error, PippinError):
+            log.error("an RPC failed", exc_info=error)
+        said = as_pippin_error(error)
+        metadata = (
+            ("pippin-code", said.code),
+            ("pippin-message", quote(said.message)[:_MAX_CHARS]),
+            ("pippin-hint", quote(said.hint)[:_MAX_CHARS]),
+        )
+        status = _STATUS.get(said.status, grpc.StatusCode.INTERNAL)
+        await context.abort(status, said.message[: _MAX_CHARS // 10], metadata)
 
 
 @contextmanager
