@@ -37,7 +37,8 @@ class Files:
 
     async def listing(self, model: str, revision: str) -> Listing:
         files = await self._pools.offers.run(self._offered, model, revision)
-        return Listing(files, self._others.told(HeldModel(model, revision)))
+        fetching = {name for held, name in self._others.fetching if held == HeldModel(model, revision)}
+        return Listing(files, tuple(fetching))
 
     def _offered(self, model: str, revision: str) -> tuple[File, ...]:
         found: dict[str, File] = {}

@@ -61,18 +61,16 @@ class Others:
     """Models and files that this node downloads from the hub, as the others are told."""
     refused: Refused = field(default_factory=Refused)
 
-    def told(self, model: HeldModel) -> tuple[str, ...]:
-        return tuple({file for each, file in self.fetching if each == model})
-
     async def ask(
         self, model: HeldModel, without: Collection[Address]
     ) -> tuple[dict[Address, Listing], list[PippinError]]:
         """What the others have and fetch of a model, and the errors of those that hold all of it and failed to tell."""
         peers = [peer for peer in self.alive() if peer not in without]
         asked = (self.client.listing(peer, model.id, model.revision) for peer in peers)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        told = dict(zip(peers, answers, strict=True))
-        if bugs := [each for each in answers if isinstance(each, BaseException) and not isinstance(each, PippinError)]:
+        told = dict(zip(peers, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+        if bugs := [
+            each for each in told.values() if isinstance(each, BaseException) and not isinstance(each, PippinError)
+        ]:
             raise bugs[0]
         holders = {peer for peer, revision in self.holders(model.id) if revision == model.revision}
         errors = [each for peer, each in told.items() if peer in holders and isinstance(each, PippinError)]
