@@ -218,9 +218,9 @@ class Admission:
         return self.waiting.next(may_begin)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        match, shared = self.prefixes.best(session.tokens[:-1]) if self._may_reuse(session) else None, None
-        if self.plan.trimmable and self._may_reuse(session):
-            shared = most_shared(session, self._slots())
+        may_reuse = self._may_reuse(session)
+        match = self.prefixes.best(session.tokens[:-1]) if may_reuse else None
+        shared = most_shared(session, self._slots()) if may_reuse and self.plan.trimmable else None
         reused = max(match.tokens if match else 0, shared[1] if shared else 0)
         session.earlier = Earlier(match.tokens, self.prefixes.rest(match)) if match else None
         lane = next(self._numbers)

@@ -88,15 +88,12 @@ class LoadedShards:
         """Fetch and load a shard, and measure its speed. If the device fails, maybe at the work of a ring, it is loaded once
         more. Returns False if it was loaded before. `ends`: see Fetch.
         """
-        for is_last in (False, True):
-            if shard in self._loaded:
-                return False
-            try:
-                await self._load(shard, ends, progress)
-                break
-            except DeviceFailed:
-                if is_last:
-                    raise
+        if shard in self._loaded:
+            return False
+        try:
+            await self._load(shard, ends, progress)
+        except DeviceFailed:
+            await self._load(shard, ends, progress)
         return True
 
     async def _load(self, shard: Shard, ends: bool, progress: Progress) -> None:
