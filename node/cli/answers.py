@@ -31,7 +31,8 @@ def show(api: Api, body: Json) -> Shown:
 
     Raises NoNode, StatusFailed, Refused.
     """
-    text, finish, stats, has_begun, write, wait = "", "", "", False, _writer(), progress()
+    text, finish, stats, write, wait = "", "", "", _writer(), progress()
+    is_waiting = has_begun = False
     asked_at, first_at = time.monotonic(), 0.0
     more = {"stream": True, "stream_options": {"include_usage": True}, "sampling_defaults": CONVERSATION}
     try:
@@ -40,10 +41,11 @@ def show(api: Api, body: Json) -> Shown:
                 if isinstance(event, str):
                     if event != _KEEP_ALIVE and not has_begun:
                         wait(event)
+                        is_waiting = True
                     continue
-                if not has_begun:
+                if is_waiting:
                     wait("")
-                    has_begun = True
+                is_waiting, has_begun = False, True
                 for choice in event["choices"]:
                     delta = choice["delta"]
                     write(delta.get("reasoning_content") or "", True)
