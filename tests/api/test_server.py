@@ -105,6 +105,8 @@ async def test_a_slow_reader_gets_it_all(hasty, backend):
     with await asking(hasty, {"max_tokens": 300, "stream": True}) as client:
         answer = b""
         while not answer.endswith(b"0\r\n\r\n"):
-            answer += await asyncio.get_running_loop().sock_recv(client, 4096)
+            part = await asyncio.get_running_loop().sock_recv(client, 4096)
+            assert part  # else the connection was closed
+            answer += part
             await asyncio.sleep(0.05)
     assert answer.count(b"data: {") == 300
