@@ -26,13 +26,6 @@ Read = Callable[[Any], Any]
 """The value that a message has for a field."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    write: Write
-    read: Read
-
-
 def to_message(value: Any, kind: type[M], /, **given: Any) -> M:
     """Convert a dataclass instance to a message of type `kind`. `given`: fields of the message that need no conversion."""
     message = kind(**given)
@@ -41,10 +34,10 @@ def to_message(value: Any, kind: type[M], /, **given: Any) -> M:
 
 
 def _fill(message: Any, value: Any, given: Collection[str] = ()) -> None:
-    for field in _fields(type(value), type(message)):
-        item = getattr(value, field.name)
-        if item is not None and field.name not in given:
-            field.write(message, field.name, item)
+    for name, write, _ in _fields(type(value), type(message)):
+        item = getattr(value, name)
+        if item is not None and name not in given:
+            write(message, name, item)
 
 
 def from_message(message: Message, kind: type[T], **given: Any) -> T:
@@ -53,7 +46,7 @@ def from_message(message: Message, kind: type[T], **given: Any) -> T:
     Raises Incompatible for a text in place of an enum's member that this version does not know.
     """
     fields = _fields(kind, type(message))
-    return kind(*[given[field.name] if field.name in given else field.read(message) for field in fields])
+    return kind(*[given[name] if name in given else read(message) for name, _, read in fields])
 
 
 def member(name: str, kind: Callable[[str], T], text: str) -> T:
@@ -64,13 +57,14 @@ def member(name: str, kind: Callable[[str], T], text: str) -> T:
         raise Incompatible(f"The peer sent the {name} {text!r:.40}, which this version does not know.") from error
 
 
-def _find_fields(kind: Any, message: Any) -> list[_Field]:
+def _find_fields(kind: Any, message: Any) -> list[tuple[str, Write, Read]]:
+    """Name, and how it is written and read, of each field of a dataclass."""
     hints, own = typing.get_type_hints(kind), message.DESCRIPTOR.fields_by_name
     names = [field.name for field in dataclasses.fields(kind)]
-    return [_Field(name, *_ways(name, hints[name], own.get(name))) for name in names]
+    return [(name, *_ways(name, hints[name], own.get(name))) for name in names]
 
 
-_fields: Callable[[Any, Any], list[_Field]] = cache(_find_fields)
+_fields: Callable[[Any, Any], list[tuple[str, Write, Read]]] = cache(_find_fields)
 
 
 def _ways(name: str, hint: Any, own: Any) -> tuple[Write, Read]:
