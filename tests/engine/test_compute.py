@@ -12,7 +12,7 @@ from node.engine.device import (
     device_memory,
     limit_memory,
     prefill_chunk,
-    warm_up_tokens,
+    probe_tokens,
 )
 
 
@@ -254,10 +254,10 @@ def test_chunks_of_a_gpu(monkeypatch):
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     assert (prefill_chunk(1), prefill_chunk(2), prefill_chunk(3)) == (2048, 512, 512)
     assert (prefill_chunk(1, 256), prefill_chunk(2, 256)) == (256, 256)
-    assert warm_up_tokens() == 64
+    assert probe_tokens() == 64
 
 
 def test_chunks_of_a_cpu(monkeypatch):
     monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
     assert {prefill_chunk(stages, unfused) for stages in (1, 2) for unfused in (0, 256)} == {128}
-    assert warm_up_tokens() < 64
+    assert probe_tokens() < 64
