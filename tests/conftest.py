@@ -447,8 +447,9 @@ def _agree(nodes: Sequence[Node]) -> list[dict[str, Any]]:
 
 
 def _stages(status: dict[str, Any]) -> int:
-    """Of the first ring of the first model; 0 without a ring."""
-    return next((len(ring["stages"]) for model in status["models"] for ring in model["rings"]), 0)
+    """Of the first ring of the first model; 0 without a ring, or while it loads and a former one still serves."""
+    rings = [ring for model in status["models"] for ring in model["rings"]]
+    return len(rings[0]["stages"]) if rings and rings[0]["state"] == "ready" else 0
 
 
 @contextlib.contextmanager
