@@ -130,7 +130,7 @@ async def test_it_is_not_served_under_a_strangers_name(server):
 
 @pytest.fixture
 async def page(server, tab):
-    server.backend.status = lambda: TWO
+    server.backend.shown = TWO
     await tab.open(server.url)
     await tab.until("document.querySelector('#model').value")
     yield tab
@@ -294,7 +294,7 @@ async def test_names_cannot_attack(page, backend):
     node = node_status(HOSTILE, 0, chip=HOSTILE, version=HOSTILE, state=HOSTILE, reason=HOSTILE)
     status = cluster_status(node, warnings=[warning])
     status["models"][0]["id"] = status["cluster"] = status["api"] = HOSTILE
-    backend.status = lambda: status
+    backend.shown = status
     await page.until(f"document.querySelector('.node .name')?.innerText === {json.dumps(HOSTILE)}")
     await page.until(f"document.querySelector('.warnings').innerText.includes({json.dumps(HOSTILE)})")
     await is_harmless(page)
@@ -458,7 +458,7 @@ async def test_the_time_grows_as_the_text_does(page, unit):
 
 
 async def test_the_key(serve, backend, tab):
-    backend.status = lambda: TWO
+    backend.shown = TWO
     server = await serve(api_keys=[KEY])
     await tab.open(server.url)
     await tab.until("document.querySelector('#key-dialog').open")
@@ -502,7 +502,7 @@ async def test_the_cluster(page, backend):
     }
     busy = node_status("mini-1", 0, state="loading", loads=[load], memory=memory)
     dead = node_status("mini-2", 1, state="failed", last_seen_s=3.0)
-    backend.status = lambda: {**cluster_status(busy, dead, warnings=[slow]), "self": "id-0"}
+    backend.shown = {**cluster_status(busy, dead, warnings=[slow]), "self": "id-0"}
     await page.until("document.querySelector('.node.gone .name')?.innerText === 'mini-2'")
     assert await page.text(".warnings") == "It is slow.\nPlug in a cable."
     card = await page.text(".node:first-child")
@@ -514,13 +514,13 @@ async def test_the_cluster(page, backend):
 
 
 async def test_a_node_that_is_gone(serve, backend, tab):
-    backend.status = lambda: TWO
+    backend.shown = TWO
     server = await serve()
     await tab.open(server.url)
     await tab.until("document.querySelectorAll('.node').length === 2")
-    backend.status = lambda: {}[""]  # the server fails
+    backend.shown = object()  # is no JSON: the server fails
     await tab.until("document.querySelector('.cluster.old .notice')?.innerText.includes('The server failed')")
-    backend.status = lambda: TWO
+    backend.shown = TWO
     await tab.until("!document.querySelector('.cluster.old')")
 
 
