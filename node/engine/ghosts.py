@@ -63,7 +63,7 @@ def fill(pattern: Any, arrays: Mapping[int, mx.array]) -> Any:
     """The output with this pattern and these arrays, by number; missing arrays are None."""
     if isinstance(pattern, tuple | list):  # not by tree_map, as each ghost does this in each step
         return tree_map(arrays.get, pattern)
-    return arrays.get(pattern)
+    return arrays.get(pattern) if isinstance(pattern, int) else None
 
 
 class PartialModel:
@@ -131,7 +131,7 @@ def record_outputs(model: Module) -> Iterator[list[mx.array]]:
 
     layers, parent, around = find_layers(model), model, list[tuple[Module, str, Module]]()
     named: Any = model.named_modules()  # type: ignore[no-untyped-call]
-    path = next(path for path, module in named if any(value is layers for value in module.values()))
+    path = next((path for path, module in named if any(value is layers for value in module.values())), "")
     for name in path.split(".") if path else ():
         around.append((parent, name, parent[name]))
         parent[name] = LayerProxy(parent[name], record)

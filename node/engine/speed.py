@@ -26,7 +26,8 @@ def measure(stage: Stage) -> Generator[float, None, tuple[float, float]]:
     """
     layers = find_layers(stage.model)[stage.start : stage.end]
     weights = list({id(weight): weight for layer in layers for _, weight in weights_in(layer)}.values())
-    dtype = common_dtype(weights)
+    dtype, size = common_dtype(weights), sum(weight.nbytes for weight in weights)
+    del layers, weights  # they may be unloaded between two pieces, and are then freed one by one
     own = stage.sibling()
     own.lanes.apply(Open(_LANE))
     try:
@@ -36,7 +37,7 @@ def measure(stage: Stage) -> Generator[float, None, tuple[float, float]]:
     finally:
         own.lanes.clear()
         mx.clear_cache()
-    return sum(weight.nbytes for weight in weights) / token_s, chunk / prompt_s
+    return size / token_s, chunk / prompt_s
 
 
 def _quickest(stage: Stage, length: int, dtype: mx.Dtype) -> Generator[float, None, float]:
