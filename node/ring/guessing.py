@@ -25,6 +25,7 @@ class Guessing:
         """Have the draft model draw the token after these guesses, or compute a part of the prompt. It goes if it fails."""
         assert self.draft
         verified, tokens, draw = len(session.tokens), [*session.tokens, *guessed], session.draw(guessed)
+        # Without log-probabilities, which nobody reads, and without the grammar, which the verifying draw follows.
         draw = replace(draw, sampling=replace(draw.sampling, logprobs=None), constraint=None)
         try:
             token = await compute.run(self.draft.guess, tokens, verified, draw)

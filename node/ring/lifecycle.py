@@ -79,6 +79,8 @@ class Rings:
         self._roles = Roles(agent, book, compute, client, self._shards, options)
         self._parts: dict[str, RingPart] = {}
         """By the ring's id."""
+        self._leaving: list[RingPart] = []
+        """Parts whose memory is not free yet."""
         self._began = Signal()
         """A part has a role."""
         self._released: set[str] = set()
@@ -117,7 +119,9 @@ class Rings:
         return self._shards.weight_bytes + self.kv_bytes()
 
     def kv_bytes(self) -> int:
-        return self._shards.leftover_bytes + sum(part.role.kv_bytes for part in self._parts.values() if part.role)
+        return self._shards.leftover_bytes + sum(
+            part.role.kv_bytes for part in (*self._parts.values(), *self._leaving) if part.role
+        )
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Raises StaleFence when this node does not drive the ring."""
@@ -187,7 +191,7 @@ class Rings:
         """
         stages = [(ring, stage) for ring in placement.rings for stage in ring.stages if stage.node == self._me]
         wanted = {ring.id: self._parts.get(ring.id) or self._join(ring, stage) for ring, stage in stages}
-        gone = [part for ring, part in self._parts.items() if ring not in wanted]
+        gone = self._leaving = [part for ring, part in self._parts.items() if ring not in wanted]
         self._parts = {ring: part for ring, part in self._parts.items() if ring in wanted}
         for part in gone:  # at once, as other rings' leaving may last
             if part.role:
@@ -201,6 +205,7 @@ class Rings:
             await asyncio.wait(unwanted)
         for part in gone:
             await self._leave(part, (*gone, *self._parts.values()))
+        self._leaving = []
         # A load that was cancelled or failed leaves memory to free, too.
         unfinished = any(part.report.state not in (StageState.READY, StageState.ENDED) for part in gone)
         specs, usable = {spec.id: spec for spec in placement.specs}, self._usable

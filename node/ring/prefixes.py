@@ -124,4 +124,5 @@ def _count(packed: bytes) -> int:
 def common_tokens(one: bytes, other: bytes) -> int:
     """Number of tokens with which both begin."""
     most = min(_count(one), _count(other))
+    # Before the first of the lengths at which they differ.
     return bisect_left(range(1, most + 1), True, key=lambda end: one[: end * BYTES] != other[: end * BYTES])

@@ -77,18 +77,19 @@ class Roles:
             return Worker(ring, self._compute, runner, open_link, on_ended, is_last=ring.after(me) == ring.driver)
         model = DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None
         is_wire_slow = partial(self._is_wire_slow, part, loaded.stage.weight_bytes)
-        leftover, loaded.leftover_tokens = loaded.leftover_tokens, {}
         limits = limits_of(ring, self._options, part.shard, loaded)
-        return Driver(
+        driver = Driver(
             ring,
             Scheduler(limits, runner.plan, self._numbers, len(ring.nodes)),
             self._compute,
             runner,
             open_link if len(ring.nodes) > 1 else None,
             on_ended,
-            leftover=leftover,
+            leftover=loaded.leftover_tokens,
             guessing=Guessing(model, is_wire_slow) if self._options.guesses else None,
         )
+        loaded.leftover_tokens = {}
+        return driver
 
     def _open_link(self, node: str, on_broken: Callable[[PippinError], None]) -> FrameLink:
         """A link to the next stage. Raises PeerUnavailable when no address of its node is known."""
