@@ -18,19 +18,22 @@ from node.model.json_parser import JsonParser
 
 log = logging.getLogger(__name__)
 
+DAMAGED = (OSError, ValueError, RecursionError)
+"""JSON and UTF-8 errors are ValueErrors."""
+
 
 @contextmanager
-def _reading(what: str, directory: Path) -> Iterator[None]:
-    """Raises ModelBroken for errors of the disk and of damaged files; JSON and UTF-8 errors are ValueErrors."""
+def _reading(what: str, directory: Path, errors: tuple[type[Exception], ...] = DAMAGED) -> Iterator[None]:
+    """Raises ModelBroken for these errors: those of the disk and of damaged files."""
     try:
         yield
-    except MLX_ERRORS as error:
+    except errors as error:
         raise ModelBroken(f"{what} of {directory.name} cannot be read: {naming(error, directory)}") from error
 
 
 def read_config(directory: Path) -> dict[str, Any]:
     """Read the model's config.json. Raises ModelBroken if it is missing or not a JSON object with a model_type."""
-    with _reading("config.json", directory):
+    with _reading("config.json", directory, MLX_ERRORS):
         for name in CONFIGS:
             check_small(directory / name)
         try:

@@ -151,8 +151,8 @@ class StageFetch:
         elif offered:
             await self._link(paths, ())  # else the directory is not known as this model's
             await self._gathering.gather(offered, self._note)
-        elif due := await self._due(weights, lacking - fetched):
-            await self._download(weights, due)
+        elif due := await self._due(weights, free := lacking - fetched):
+            await self._download(weights, due[0], needed=_total(weights, free))
         else:
             if fetched - self._waited_for:
                 log.info("waiting for other nodes, which download %s of %s", ", ".join(sorted(fetched)), self._model.id)
@@ -211,11 +211,11 @@ class StageFetch:
         self._meter.count(here)
         self._progress(self._meter.download())
 
-    async def _download(self, weights: Weights, files: Sequence[str]) -> None:
-        """Download the first one of these files, if no other node does. Cancelling it returns at once; its thread ends with the
-        next bytes that arrive, or with the read timeout.
+    async def _download(self, weights: Weights, file: str, *, needed: int) -> None:
+        """Download a file, if no other node does. Cancelling it returns at once; its thread ends with the next bytes that
+        arrive, or with the read timeout. `needed`: bytes of all files that may have to come from the hub.
         """
-        model, file, needed, stop = self._model, files[0], _total(weights, files), threading.Event()
+        model, stop = self._model, threading.Event()
 
         def note(here: int) -> None:
             if stop.is_set():
