@@ -51,21 +51,22 @@ class ModelNames:
 
     def aliases(self) -> Mapping[str, str]:
         """Ids of models by alias, without aliases of models that are not known."""
-        aliases = sorted(self._aliases().items())
-        return {name: model for name, given in aliases if (model := self._match_told(given))}
+        aliases, held = sorted(self._aliases().items()), self.held()
+        return {name: model for name, given in aliases if (model := self._match_told(given, held))}
 
     def preset(self, model: str) -> Mapping[str, float]:
         """Sampling that --sampling of any node gives to the requests of a model that do not say it. `model`: its id."""
         found: dict[str, float] = {}
+        held = self.held()
         for each in (preset for report in self._nodes() for preset in report.presets):
-            if self._match_told(self._without_alias(each.model)) == model:
+            if self._match_told(self._without_alias(each.model), held) == model:
                 found |= each.sampling
         return {name: found[name] for name in RANGES.keys() & found if in_range(name, found[name])}
 
-    def _match_told(self, name: str) -> str | None:
+    def _match_told(self, name: str, held: Sequence[str]) -> str | None:
         """The id of a model that another node names, perhaps by any text; None for a name that matches nothing."""
         try:
-            return self.catalogue.match(name, self.held())
+            return self.catalogue.match(name, held)
         except ModelNotFound:
             return None
 
