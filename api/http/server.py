@@ -55,10 +55,10 @@ class ApiServer:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             bound = socket.socket(family, socket.SOCK_STREAM)
             self._sockets.append(bound)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if host == "::":
-                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             try:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if host == "::":
+                    bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
                 if port and is_served(host, port):
                     raise OSError(errno.EADDRINUSE, "another program listens there")
                 bound.bind((host, port))
