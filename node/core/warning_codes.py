@@ -11,7 +11,9 @@ def _wording(severity: Severity, code: str, text: str, hint: str = "") -> tuple[
     return code, severity, text, hint
 
 
-_error, _warning, _info = (partial(_wording, severity) for severity in Severity)
+_error = partial(_wording, Severity.ERROR)
+_warning = partial(_wording, Severity.WARNING)
+_info = partial(_wording, Severity.INFO)
 
 
 class Code(StrEnum):

@@ -29,7 +29,7 @@ class Goal:
     min_stages: int
 
     def contexts_for(self, spec: ModelSpec) -> list[int]:
-        """Contexts to try for a model, longest first: a user's wish alone; at least the model's maximum."""
+        """Contexts to try for a model, longest first: a user's wish alone; the model's maximum if all exceed it."""
         if spec.wish.context:
             return [min(spec.wish.context, spec.max_context)]
         return [c for c in self.contexts if c <= spec.max_context] or [spec.max_context]

@@ -90,7 +90,9 @@ def _bandwidth(chip: str) -> float:
 
 
 def token_ms(spec: ModelSpec, stages: Sequence[StageSpec], nodes: Mapping[str, NodeReport], pace: Pace) -> float:
-    """Estimated milliseconds per token of a stream in a busy ring, whose rounds wait for the slowest stage at each."""
+    """Estimated milliseconds per token of a stream in a busy ring: each round waits for the slowest stage as often as
+    there are stages; and the time on the wire.
+    """
     work = [sum(spec.layer_bytes[stage.start : stage.end]) for stage in stages]
     work[0] += spec.driver_bytes(len(stages))
     slowest = max(bytes_ * pace[stage.node] for bytes_, stage in zip(work, stages, strict=True))
