@@ -117,6 +117,8 @@ class Sandbox(asyncio.Protocol):
         self._bounds = bounds
         self._received = bytearray()
         self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._checks: dict[asyncio.Future[bytes], asyncio.TimerHandle] = {}
+        """By reply, as the next request may come before the callbacks of the last one's reply run."""
         self._initial = 0
         """Bytes of memory of the process when it was ready; 0 until then."""
         self.alive = True
@@ -170,7 +172,8 @@ class Sandbox(asyncio.Protocol):
 
     async def _replied(self, seconds: float, *, finish: bool = False) -> bytes:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(min(_CHECK_S, seconds), self._check_limits, loop.time() + seconds, seconds)
+        wait, deadline = min(_CHECK_S, seconds), loop.time() + seconds
+        self._checks[self._reply] = loop.call_later(wait, self._check_limits, self._reply, deadline, seconds)
         self._reply.add_done_callback(self._stop_checks)
         try:
             reply = await asyncio.shield(self._reply)
@@ -184,19 +187,20 @@ class Sandbox(asyncio.Protocol):
         return reply[1:]
 
     def _stop_checks(self, reply: asyncio.Future[bytes]) -> None:
-        self._timer.cancel()
+        self._checks.pop(reply).cancel()
         reply.exception()  # retrieved, or asyncio would log that nobody did
 
-    def _check_limits(self, deadline: float, seconds: float) -> None:
+    def _check_limits(self, reply: asyncio.Future[bytes], deadline: float, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        if self._reply.done():
+        if reply.done():
             return
         if loop.time() >= deadline:
             self._fail(f"it took more than {seconds:g} s")
         elif self._initial and used_by(self._process) - self._initial > self._bounds.memory:
             self._fail(f"it took more than {format_bytes(self._bounds.memory)} of memory")
         else:
-            self._timer = loop.call_later(min(_CHECK_S, deadline - loop.time()), self._check_limits, deadline, seconds)
+            wait = min(_CHECK_S, deadline - loop.time())
+            self._checks[reply] = loop.call_later(wait, self._check_limits, reply, deadline, seconds)
 
     @property
     def has_grown(self) -> bool:
@@ -246,15 +250,21 @@ class Sandboxes:
         self._turns = turns
         self._costly = costly
         self._alive: list[Sandbox] = []
+        self._in_use: set[Sandbox] = set()
+        """A request has each, until it has taken the reply: it may yet end the sandbox."""
         self._starting: asyncio.Task[PippinError | None] | None = None
         self._closed = False
 
     async def start(self) -> None:
-        """Wait until a sandbox is idle. Raises SandboxFailed after `close`, and the errors of `start`."""
+        """Wait until a sandbox is idle, or the costly one is there. Raises SandboxFailed after `close`, and the errors of
+        `start`.
+        """
         while not self._idle():
             if self._closed:
                 raise SandboxFailed("its process was ended")
             if self._costly and self._alive:
+                if self._in_use:
+                    return
                 await self._alive[0].wait_idle()
                 continue
             starting = self._start_another()
@@ -283,7 +293,8 @@ class Sandboxes:
         async with self._turns.turn(client):
             await self.start()
             sandbox = self._idle()[-1]
-            if not self._costly and len(self._idle()) == 1:
+            self._in_use.add(sandbox)
+            if not self._costly and not self._idle():
                 self._start_another()
             try:
                 return await sandbox.ask(request, finish=self._costly)
@@ -291,6 +302,7 @@ class Sandboxes:
                 await sandbox.wait_idle()  # in the client's turn
                 raise
             finally:
+                self._in_use.remove(sandbox)
                 if not self._costly and sandbox.has_grown:
                     sandbox.end()
                 elif self._costly and not sandbox.alive and not self._closed:
@@ -298,7 +310,7 @@ class Sandboxes:
 
     def _idle(self) -> list[Sandbox]:
         self._alive = [sandbox for sandbox in self._alive if sandbox.alive]
-        return [sandbox for sandbox in self._alive if sandbox.is_idle]
+        return [sandbox for sandbox in self._alive if sandbox.is_idle and sandbox not in self._in_use]
 
     def _start_another(self) -> "asyncio.Task[PippinError | None]":
         """Start a sandbox, unless one is being started."""

@@ -22,7 +22,7 @@ from node.core.errors import NotReady, Overloaded
 from node.core.fair_turns import FairTurns
 from node.host import memory
 from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
-from node.text.sandbox_server import START, START_REPLY
+from node.text.sandbox_server import ANSWERED, REPLY_HEADER, START, START_REPLY
 from node.text.seatbelt import EXECUTABLE
 from node.text.tokenizer_files import PREFIX
 
@@ -219,6 +219,54 @@ async def test_a_process_that_has_grown_is_not_asked_again(make):
     much = int(await sandboxes.ask(b"keep 30000000", "a"))
     assert much not in [each._process for each in sandboxes._alive if each.alive]
     await gone(much)
+
+
+@pytest.mark.parametrize("first_is_cancelled", [False, True])
+async def test_nobody_gets_a_process_whose_reply_its_own_request_has_yet_to_take(make, first_is_cancelled):
+    sandboxes = make(most=2)
+    await sandboxes.ask(b"pid", "a")
+    await asyncio.wait([sandboxes._starting])
+    sandbox = sandboxes._idle()[-1]
+    asking = asyncio.create_task(sandboxes.ask(b"keep 30000000", "a"))
+    await asyncio.sleep(0)
+    await sandbox._reply  # resumes before `asking`, which awaits it through two more futures
+    assert not asking.done()
+    if first_is_cancelled:
+        asking.cancel()
+    assert await sandboxes.ask(b"hello", "b") == b"hello"
+    await asyncio.wait([asking])
+    assert asking.cancelled() == first_is_cancelled
+    assert not sandbox.alive
+
+
+async def test_only_a_process_whose_reply_was_taken_is_ended_as_an_idle_one(sandbox_server):
+    start = partial(Sandbox.start, sandbox_server, JOB, BOUNDS)
+    sandboxes = Sandboxes(start, FairTurns("work", 1, 10), costly=True)
+    await sandboxes.start()
+    (sandbox,) = sandboxes._alive
+    asking = asyncio.create_task(sandboxes.ask(b"hello", "a"))
+    await asyncio.sleep(0)
+    await sandbox._reply
+    assert not asking.done()
+    sandboxes.end()
+    await sandboxes.start()  # it is there
+    assert await asking == b"hello"
+    assert sandbox.alive
+    sandboxes.end()
+    assert not sandbox.alive
+    await sandboxes.close()
+
+
+async def test_the_end_of_one_request_changes_no_checks_of_the_next(start):
+    sandbox = await start(QUICK)
+    os.kill(sandbox._process, signal.SIGSTOP)
+    first = asyncio.create_task(sandbox.ask(b"first"))
+    await asyncio.sleep(0)
+    sandbox.data_received(REPLY_HEADER.pack(6) + ANSWERED + b"first")
+    with pytest.raises(SandboxFailed, match=r"it took more than 0.6 s"):
+        async with asyncio.timeout(60):
+            await sandbox.ask(b"x" * 2 * MB)  # before callbacks of the first reply run
+    assert await first == b"first"
 
 
 async def test_a_sandbox_ends_with_its_node(start):
