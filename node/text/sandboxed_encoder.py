@@ -4,8 +4,8 @@ import asyncio
 import json
 import marshal
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -62,9 +62,10 @@ class TokenizerProcesses:
     async def open(self) -> None:
         """Read the tokenizer. Cancelling it does not stop that, as the next request needs the tokenizer, too.
 
-        Raises ModelBroken if the tokenizer cannot be read within the limits, NotReady, Overloaded.
+        Raises ModelBroken if the tokenizer cannot be read within the limits, ModelChanged, NotReady, Overloaded.
         """
-        await self._short.start()
+        with self._failures_named():
+            await self._short.start()
 
     async def close(self) -> None:
         """End the processes for good. Requests that still wait get ModelChanged."""
@@ -77,17 +78,23 @@ class TokenizerProcesses:
         """Send a request of a client. Raises ModelBroken, ModelChanged, Overloaded, NotReady, and the job's errors."""
         is_long = len(request) >= LONG_TEXT
         try:
-            return _tokens(await (self._long if is_long else self._short).ask(request, client))
-        except SandboxFailed as error:
-            if self._closed:
-                what = f"The model in {self._directory.name} has been closed."
-                raise ModelChanged(what, hint="Send the request again.") from error
-            raise ModelBroken(f"The model's chat template or tokenizer failed on this text: {error}.") from error
+            with self._failures_named():
+                return _tokens(await (self._long if is_long else self._short).ask(request, client))
         finally:
             if is_long and not self._closed:
                 if self._idle:
                     self._idle.cancel()
                 self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._long.end)
+
+    @contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        try:
+            yield
+        except SandboxFailed as error:
+            if self._closed:
+                what = f"The model in {self._directory.name} has been closed."
+                raise ModelChanged(what, hint="Send the request again.") from error
+            raise ModelBroken(f"The model's chat template or tokenizer failed on this text: {error}.") from error
 
     async def _start(self) -> Sandbox:
         async with tokenizer_sandbox(self._server, self._directory) as (sandbox, folder):

@@ -239,6 +239,17 @@ async def test_who_asks_what_is_closed_is_to_ask_again_and_starts_no_process(ope
     assert not any(each.alive for each in encoder._processes._short._alive)
 
 
+async def test_who_opens_what_is_closed_meanwhile_is_to_ask_again(sandbox_server):
+    processes = TokenizerProcesses(sandbox_server, DEMO, Pool("text", 2, 10))
+    opening = asyncio.create_task(processes.open())
+    await asyncio.sleep(0)
+    await processes.close()
+    for each in (opening, processes.open()):
+        with pytest.raises(ModelChanged) as told:
+            await each
+        assert told.value.hint == "Send the request again."
+
+
 async def test_a_tokenizer_that_is_read_again_and_again_takes_no_more_threads(opened, files):
     broken = files(tokenizer="")
     threads = []
