@@ -112,7 +112,7 @@ def _copy(directory: Path, folder: Path, name: str, most: int) -> bool:
         return False
     file = path.resolve(strict=True)
     # A link may lead to a file in the model's directory or the hub's cache, or of the same name: the node itself makes
-    # links to the same files of other directories (`node.model.transfer.link`).
+    # links to the same files of other directories (`node.model.stage_fetch.link`).
     is_cached = any(part.startswith("models--") for part in file.parts) and {"blobs", "snapshots"} & set(file.parts)
     if not (file.is_relative_to(directory.resolve()) or is_cached or file.name == Path(name).name):
         what = f"{name} of {directory.name} is a link to a file outside of the model."
