@@ -28,7 +28,7 @@ def hang(*args, **kwargs):
 {owner}.{method} = hang
 """
 """Runs in a node's process before its own code: the method never returns once the file exists."""
-COMPUTES = ("node.engine.stage", "Stage", "begin")
+COMPUTES = ("node.engine.stage", "Stage", "run")
 LOOKS_AT_ITS_DISK = ("node.model.catalogue", "Catalogue", "refresh")
 
 
