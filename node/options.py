@@ -13,7 +13,7 @@ from api.http.limits import MAX_BODY
 from node import __version__
 from node import option_values as values
 from node.core.models import KV_BITS
-from node.core.usage import Choice, Command, Option, Parsed, near, option, run, source_of
+from node.core.usage import Command, OneOf, Option, Parsed, near, option, run, source_of
 from node.host.machine_name import machine_name
 from node.members.membership import FAIL_AFTER_S
 from node.settings import FILE_VARIABLE, as_toml, misspelt, read_file, variable
@@ -59,7 +59,7 @@ def _option(
         default = flag.startswith("--no-")
         how |= {"type": values.Switch(on=not default), "is_flag": True}
     elif isinstance(parse, tuple):
-        how |= {"type": Choice(parse)}
+        how |= {"type": OneOf(parse)}
     else:
         how |= {"type": Parsed(parse), "multiple": "repeatable" in about}
         default = () if how["multiple"] else default

@@ -20,7 +20,7 @@ from node.cli.terminal import complain, printable, progress, without_controls
 from node.cli.wait import Target, in_memory, model_id, undrained, wait
 from node.core.rate import Rate
 from node.core.units import format_bytes, format_download
-from node.core.usage import Choice, Group, option
+from node.core.usage import Group, OneOf, option
 from node.host.secret import new_secret
 
 EXIT_NOT_READY, EXIT_INTERRUPTED = 4, 130
@@ -313,7 +313,7 @@ def service_logs(follow: bool) -> int:
 
 
 @cluster.command("completion")
-@click.argument("shell", type=Choice(completion.SCRIPTS), metavar="SHELL", help=", ".join(completion.SCRIPTS))
+@click.argument("shell", type=OneOf(completion.SCRIPTS), metavar="SHELL", help=", ".join(completion.SCRIPTS))
 def print_completion(shell: str) -> None:
     """Print the completion of commands, models and nodes for a shell."""
     print(completion.SCRIPTS[shell], end="")

@@ -76,7 +76,7 @@ class Parsed(click.ParamType[Any]):
         return [part.strip() for part in rv.split(",") if part.strip()]
 
 
-class Choice(click.Choice[Any]):
+class OneOf(click.Choice[Any]):
     """One of a few values; a wrong one is told with the nearest of them."""
 
     def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
