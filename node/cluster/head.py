@@ -60,7 +60,7 @@ class Head:
         self._unreachable = UnreachablePairs()
         self._place_once = lru_cache(_CACHED)(place)
         """Cached, as it is called each second with the same arguments, and blocks the event loop up to 50 ms for 7 nodes."""
-        self._succeeded_at: dict[RingPlace, float] = {}
+        self._successor_at: dict[RingPlace, float] = {}
         """Time of the last successor of a ring, by its model and stages."""
         self._planned = Signal()
 
@@ -136,7 +136,7 @@ class Head:
         self._agent.adopt(others)
 
     def idle(self, after_s: float) -> list[str]:
-        """Models to unload, as they had no request for so long and nobody names them; none unless this node is head."""
+        """Models to unload, as they had no request for so long and no user keeps them loaded; none unless this node is head."""
         if not self._agent.is_head:
             return []
         placed = {ring.model: self._wanted.models.get(ring.model) for ring in self._agent.placement.rings}
@@ -163,6 +163,9 @@ class Head:
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
+        """Adopt a new placement if another one is better. A node that has failed is not among `alive()`, so its rings are
+        placed anew on the others. A ring that ended on nodes that live gets a successor.
+        """
         view, at, reconciliation = self._agent.view(), now(), self._agent.reconciliation
         current, nodes = view.placement, self._unreachable.mark(self._agent.alive(), at)
         if reconciliation.is_pending(view, at):
@@ -177,8 +180,8 @@ class Head:
         if self._wanted.lacks_spec(existing):
             return
         existing = replace(existing, rings=self._with_successors(self._handover.remaining(view), nodes, at))
-        succeeded = {model for model, _ in self._succeeded_at if not ready_rings(view, model)}
-        plan = self._place_with_eviction(nodes, existing, self._wanted.loading(view) | succeeded)
+        with_successor = {model for model, _ in self._successor_at if not ready_rings(view, model)}
+        plan = self._place_with_eviction(nodes, existing, self._wanted.loading(view) | with_successor)
         if not plan.refused:
             better = self._place(self._wanted.placeable(), nodes, existing, unmoved=self._handover.warm(at))
             plan = better if self._handover.is_due(better, plan, at) else plan
@@ -201,12 +204,12 @@ class Head:
 
         The next successor waits REPLAN_S, as the cause may persist.
         """
-        self._succeeded_at = {key: since for key, since in self._succeeded_at.items() if at - since < REPLAN_S}
+        self._successor_at = {key: since for key, since in self._successor_at.items() if at - since < REPLAN_S}
         ended = {report.ring for node in nodes for report in node.stages if report.state is StageState.ENDED}
         found, fence = list(rings), self._next_fence()
         for index, ring in enumerate(rings):
-            if ring.id in ended and ring.place not in self._succeeded_at:
-                self._succeeded_at[ring.place] = at
+            if ring.id in ended and ring.place not in self._successor_at:
+                self._successor_at[ring.place] = at
                 name = f"{ring.model}@{fence.term}.{fence.epoch}.{self._agent.info.id}-again-{index}"
                 found[index] = replace(ring, id=name, fence=fence)
                 log.info("ring %s has ended: %s replaces it", ring.id, name)

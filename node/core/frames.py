@@ -145,7 +145,9 @@ class Frame:
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
     unverified: int = 0
-    """If not 0, the step is a guess: so many of the lane's last steps, this one included, may still be taken back."""
+    """So many of the lane's last steps, this one included, may still be taken back. Of the steps that a frame carries to
+    another node, only guesses may.
+    """
     failure: Failure | None = None
     faults: tuple[NonFiniteRow, ...] = ()
     """For each row that is not finite, the first stage after which it was not; the error names its layers."""

@@ -38,7 +38,7 @@ class Ring:
     max_sessions: int
     """Number of sessions of that length that memory is reserved for."""
     shared_ends: bool = False
-    """Whether every stage needs the files of the model's ends."""
+    """Whether every stage needs the files of embedding and LM head."""
     fence: Fence = Fence()
     """Fence of the placement that created it. Later placements that keep the ring keep its fence, too."""
     retiring: bool = False
@@ -68,7 +68,7 @@ class Ring:
 
     @property
     def place(self) -> RingPlace:
-        """A ring finds the weights in memory that another ring of the same place has left, and its KV
+        """Model and stages: a ring finds the weights in memory that another ring of the same place has left, and its KV
         if both have the same context and sessions.
         """
         return self.model, self.stages

@@ -185,7 +185,7 @@ class Runner:
             return self._sent(frame, self._begin(frame, token_array(tokens)))
 
     def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
-        """Apply the head to the hidden states that came back and sample a token, or a failure, for each row. If the first
+        """Apply the LM head to the hidden states that came back and sample a token, or a failure, for each row. If the first
         guess in flight is right, begin the step of one more guess; else take all guesses back and begin the lane's next
         step.
 
@@ -198,6 +198,7 @@ class Runner:
             drawn = begin_draw(self._stage.finish(unpack(frame.tensors)), draws)
             after = replace(frame, ops=(), tokens=None, faults=(), unverified=0)
             early = following.chain and not guesses and self.plan.steps_back
+            # No guess, but its session may end with the token, which nobody has read yet.
             begun = self._begin(replace(after, unverified=1), drawn.tokens) if early else None
             results = self._read(drawn, frame.faults)
             for result, draw in zip(results, draws, strict=True):
@@ -280,7 +281,9 @@ class Runner:
         """The failure of a single row; it does not affect the others."""
         layers = next((f"layers {fault.start}-{fault.end - 1}" for fault in faults if fault.row == row), "")
         alone = self._stage.end == self.plan.layers
-        where = layers or (f"layers 0-{self._stage.end - 1} or the head" if alone else "the final norm or the head")
+        where = layers or (
+            f"layers 0-{self._stage.end - 1} or the LM head" if alone else "the final norm or the LM head"
+        )
         return StepFailed(
             f"The output of {where} is not finite (NaN or infinity), so no token can be sampled.",
             hint="The weights may be damaged, or too large for their dtype: fetch the model again, or use another.",

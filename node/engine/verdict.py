@@ -33,12 +33,12 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the job of a step's results has found, and what it has begun. Nobody else judges a guess."""
+    """What the job of a step's results has found, and what it has begun. Nobody else compares a guess with a token."""
 
     results: Sequence[RowResult] = ()
     """One for each row; none for a chunk of a prompt before its last one."""
     right: int = 0
-    """Number of the guesses in flight that were right: their steps count. If none was, none of them counts."""
+    """1 if the first guess in flight is right: it is certain from now on, and those behind it stay guesses. 0: all are wrong."""
     begun: Frame | None = None
     """The lane's next step, for the next stage."""
     guess: int | None = None

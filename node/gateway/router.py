@@ -165,8 +165,8 @@ class Router:
     async def _pause(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> None:
         """Waits until a ring is ready that was not tried.
 
-        The first time the wait ends with any change of the cluster. Later it ends after one second more each time, as a
-        cluster changes many times a second.
+        The first wait ends with any change of the cluster; the n-th lasts n - 1 seconds at most, as a cluster changes many
+        times a second.
         """
         first, deadline = tries.fruitless <= 1, now() + max(tries.fruitless - 1, 1)
         while not tries.others(self.usable_rings(request.model, request.revision)):

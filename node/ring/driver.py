@@ -211,7 +211,9 @@ class Driver:
     # --- results back -----------------------------------------------------------------------------------------------
 
     async def serve_link(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
-        """Serve the link from the last stage until it ends."""
+        """Serve the link from the last stage until it ends. Its end does not end the ring here: that end comes round to the
+        link to the next stage.
+        """
         try:
             await self._receive(first)
             async for frame in frames:

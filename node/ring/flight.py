@@ -80,8 +80,8 @@ class Flight:
         return True
 
     def landed(self, step: Step, right: int = 0, begun: Step | None = None) -> int:
-        """The lane's first step has its results. `right`: so many guesses behind it count. `begun`: the next step of the
-        lane, begun with the results. Returns the number of guesses that are wrong.
+        """The lane's first step has its results. `right`: as in Verdict. `begun`: the next step of the lane,
+        begun with the results. Returns the number of guesses that are wrong.
         """
         first, *behind = self._lanes.pop(step.lane)
         assert first is step

@@ -131,7 +131,7 @@ class Scheduler:
                 self._deliver(slot, result)
         begun = None
         if lane := self._lane(step):
-            begun = self._judge(lane, step, verdict)
+            begun = self._settle(lane, step, verdict)
             self.admission.chunk_size.decode_s = seconds
         else:
             self.flight.landed(step)
@@ -158,7 +158,7 @@ class Scheduler:
             case TokenEvent() if event.finish:
                 self.admission.finish(slot.session, keep=True)
 
-    def _judge(self, lane: Lane, step: Step, verdict: Verdict) -> Step | None:
+    def _settle(self, lane: Lane, step: Step, verdict: Verdict) -> Step | None:
         """Keep the guesses behind a step or take them back. Returns the lane's step that was begun with its results."""
         begun, chained = None, verdict.begun is not None and verdict.guess is None
         if verdict.guess is not None:

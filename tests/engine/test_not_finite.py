@@ -73,7 +73,7 @@ def changed(directory, name, value):
 
 @pytest.mark.parametrize(
     ("bounds", "where"),
-    [((0, 4), "layers 0-3 or the head"), ((0, 2, 4), "layers 0-1"), ((0, 1, 3, 4), "layers 0-0")],
+    [((0, 4), "layers 0-3 or the LM head"), ((0, 2, 4), "layers 0-1"), ((0, 1, 3, 4), "layers 0-0")],
 )
 def test_only_the_row_fails_and_its_first_layers_are_named(bounds, where, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
@@ -96,7 +96,7 @@ def test_only_the_row_fails_and_its_first_layers_are_named(bounds, where, tmp_pa
     [
         ("model.layers.2.mlp.up_proj.weight", "layers 1-2"),
         ("model.layers.3.input_layernorm.weight", "layers 3-3"),
-        ("lm_head.weight", "the final norm or the head"),
+        ("lm_head.weight", "the final norm or the LM head"),
     ],
 )
 def test_the_stage_that_they_come_from_is_named(tensor, where, tmp_path):

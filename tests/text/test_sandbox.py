@@ -193,7 +193,7 @@ async def test_the_next_one_stands_by_when_one_is_killed(make):
         with pytest.raises(SandboxFailed):
             await sandboxes.ask(b"loop", "a")
         async with asyncio.timeout(60):  # it starts while the other one is busy, for 0.3 s
-            while not any(each.alive and each.is_idle for each in sandboxes._alive):
+            while not any(each.alive and each.is_idle for each in sandboxes._alive):  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.01)
         assert await sandboxes.ask(b"hello", "a") == b"hello"
 
