@@ -110,7 +110,8 @@ class FakeGateway:
         self._processes = processes
         self._client = client
         self._driver = driver
-        self.open_models = self.router = self.monitor = self.peers = self
+        self.open_models = self.router = self.peers = self
+        self.monitor = self.models = FakeReports()
 
     async def open(self, _name: str, client: str) -> OpenModel:
         return OpenModel(MODEL, 8192, SandboxedEncoder(self._processes, client), "")
@@ -122,6 +123,15 @@ class FakeGateway:
         if self._client:
             return self._client.generate(self._driver, "bench", request)
         return self._engine.generate(request)
+
+
+class FakeReports:
+    """What the API says of a node and its models when nobody asks."""
+
+    def status(self) -> dict[str, object]:
+        return {}
+
+    overview = status
 
 
 class FakeServing:
