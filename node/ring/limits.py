@@ -1,11 +1,12 @@
 """How many sessions, and how much of each, the rings of this node accept."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from node.core.models import KvCost, Shard
 from node.core.rings import Ring
+from node.core.row_family import RowFamily
 from node.engine.device import prefill_chunk
 from node.ring.loaded_shards import LoadedShard
 
@@ -47,6 +48,8 @@ class RingLimits:
     """The driver's weights, in tokens of KV of the same size. A step reads them, as it reads the KV of its lane."""
     step_timeout_s: float = 60.0
     """The ring ends when a step takes longer."""
+    rows: RowFamily = field(default_factory=RowFamily)
+    """How many tokens the steps of a single session have: what all stages of the ring have proven. It stays for the ring's life."""
 
     def charge(self, tokens: int) -> int:
         """The share of the KV budget that a sequence needs, in tokens of a sequence of the whole context.
