@@ -25,13 +25,16 @@ _LANE = 0
 
 
 class DraftFailed(PippinError):
-    """The draft model could not compute a token."""
+    """The draft model, or the MTP layer, could not compute a token."""
 
     code = "draft_failed"
 
 
 class DraftModel:
     """It follows one session at a time. Another one begins with what both have in common."""
+
+    observes = False
+    beyond = 1
 
     def __init__(self, stage: Stage, vocabulary: int) -> None:
         """`stage`: all layers, with caches of its own. `vocabulary`: number of the larger model's logits."""
@@ -40,14 +43,17 @@ class DraftModel:
         self._held: list[int] = []
         """Tokens of which the lane has KV."""
         self._chunk = FIRST_CHUNK
+        self.is_catching_up = False
         self.max_context = min(stage.plan.max_context, DRAFT_CONTEXT)
         self.kv_bytes = 0
         """May be read in any thread."""
 
+    def observe(self, tokens: Sequence[int], end: int, tensors: Sequence[mx.array]) -> None:
+        """It needs no hidden states of the larger model."""
+
     def guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
         """The token that may come after `tokens`, of which the first `verified` are certain, and the others guesses. None
-        as long as it has yet to compute more of them: each call computes one chunk, so ask again. Raises DraftFailed;
-        all KV is then freed.
+        as long as it is catching up: each call computes one chunk, so ask again. Raises DraftFailed; all KV is then freed.
         """
         try:
             return self._guess(tokens, verified, draw)
@@ -66,7 +72,8 @@ class DraftModel:
     def _guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
         self._go_back_to(tokens[:-1], verified)
         certain = tokens[len(self._held) : verified]
-        if len(certain) > self._chunk:
+        self.is_catching_up = len(certain) > self._chunk
+        if self.is_catching_up:
             began = time.monotonic()
             self._run(certain[: self._chunk])
             most = self._stage.plan.max_chunk or MAX_CHUNK
@@ -80,10 +87,7 @@ class DraftModel:
         lacking = self._vocabulary - logits.shape[-1]
         if lacking > 0:  # models of a family pad their vocabularies differently
             logits = mx.pad(logits, [(0, 0), (0, lacking)], constant_values=mx.array(-mx.inf))
-        (sampled,) = begin_draw(logits, [draw]).read()
-        if sampled.token == NO_TOKEN:
-            raise PippinError("its output is not finite (NaN or infinity).")
-        return sampled.token
+        return drawn(logits, draw)
 
     def _run(self, tokens: Sequence[int], unverified: int = 0) -> Sequence[mx.array]:
         hidden = self._stage.run(_LANE, token_array([tokens]), unverified=unverified)
@@ -92,24 +96,32 @@ class DraftModel:
 
     def _go_back_to(self, tokens: Sequence[int], verified: int) -> None:
         """Take the lane back to what it has in common with `tokens`."""
-        lanes, common = self._stage.lanes, _common(self._held, tokens)
+        lanes, shared = self._stage.lanes, common(self._held, tokens)
         lane = lanes.lane(_LANE) if self._held else None
         undos = len(lane.undos) if lane else 0
         # What was certain in another session can't be taken back one by one where it is a guess.
-        common = min(common, verified + undos)
-        excess = len(self._held) - common
+        shared = min(shared, verified + undos)
+        excess = len(self._held) - shared
         if lane and excess <= undos:
             lane.back(excess)
-        elif lane and common and self._stage.plan.trimmable:
+        elif lane and shared and self._stage.plan.trimmable:
             lane.undos.clear()
             lane.trim(excess)
         else:
             lanes.apply(Open(_LANE))
-            common = 0
-        del self._held[common:]
+            shared = 0
+        del self._held[shared:]
 
 
-def _common(some: Sequence[int], others: Sequence[int]) -> int:
+def drawn(logits: mx.array, draw: Draw) -> int:
+    """The token drawn of logits [1, vocabulary]. Raises PippinError if they are not finite."""
+    (sampled,) = begin_draw(logits, [draw]).read()
+    if sampled.token == NO_TOKEN:
+        raise PippinError("its output is not finite (NaN or infinity).")
+    return sampled.token
+
+
+def common(some: Sequence[int], others: Sequence[int]) -> int:
     """Number of first tokens that both have."""
     most = min(len(some), len(others))
     if some[:most] == others[:most]:  # nearly always, and quick

@@ -26,6 +26,7 @@ from node.engine.architectures import UNPROVEN_ON_METAL
 from node.engine.device import PIECE_S, is_metal, probe_tokens, release_memory
 from node.engine.ghosts import find_layers
 from node.engine.graph import common_dtype, sources, weights_in
+from node.engine.mtp import Mtp, find_mtp, with_ends
 from node.engine.plan import Plan, make_plan
 from node.engine.sampling import Draw, History, begin_draw
 from node.engine.stage import Stage
@@ -55,7 +56,8 @@ def load_stage(
     kv_bits: int = 0,
     wiring: Wiring | None = None,
 ) -> Generator[float, None, Stage]:
-    """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head.
+    """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head. The layer after
+    the last one is the MTP layer, of which the stage is a model of its own, see node.engine.mtp.
 
     Only the files with these weights need to be there. `tensors`: all tensors of the model, by name. `kv_bits`: bits of
     a number of the KV, or 0 for the dtype of the activations. `wiring`: of the weights; None: they are not wired. A
@@ -65,13 +67,16 @@ def load_stage(
     Raises ModelUnsupported for an unsupported model or cut, and ModelBroken, which names the file or tensor, for
     damaged files and for missing or unknown tensors.
     """
-    config = read_config(directory)
-    plan = make_plan(config, sum(tensor.nbytes for tensor in tensors.values()), kv_bits)
+    config, size = read_config(directory), sum(tensor.nbytes for tensor in tensors.values())
+    mtp = find_mtp(config, tensors)
+    if is_mtp := mtp is not None and start == mtp.layers:
+        config, start, end = mtp.config, 0, 1
+    plan = make_plan(config, size, kv_bits)
     plan.check_stage(start, end)
     _warn_if_unproven(directory.name, plan.model_type)
     yield 0.0
     scalars: dict[mx.Dtype, mx.array] = {}
-    model = _load_lazily(directory, tensors, scalars)
+    model = _load_lazily(directory, tensors, scalars, mtp, is_mtp=is_mtp)
     own = _own_weights(model, plan, start, end)
     weights, stand_ins = list(own.values()), list(scalars.values())
     if stand_ins and sources([weights], stand_ins)[0]:
@@ -115,8 +120,15 @@ def _warn_if_unproven(model: str, architecture: str) -> None:
         )
 
 
-def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: dict[mx.Dtype, mx.array]) -> Module:
-    """Load the complete model with mlx-lm, without reading weights.
+def _load_lazily(
+    directory: Path,
+    tensors: Mapping[str, TensorHeader],
+    scalars: dict[mx.Dtype, mx.array],
+    mtp: Mtp | None,
+    *,
+    is_mtp: bool,
+) -> Module:
+    """Load the complete model with mlx-lm, or its MTP layer, without reading weights. `mtp`: the layer, if the model has one.
 
     A tensor whose file is missing is replaced by a broadcast one of the `scalars`: mlx-lm guesses a checkpoint's
     format, and which modules are quantized, from the tensors that it gets.
@@ -129,9 +141,17 @@ def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: 
         base, args = _get_classes(config)
 
         class Checked(base):  # type: ignore[misc, valid-type]
+            def __init__(self, arguments: Any) -> None:
+                super().__init__(arguments)
+                if mtp and is_mtp:
+                    with_ends(self, mtp)
+
             def sanitize(self, _weights: dict[str, mx.array]) -> dict[str, mx.array]:
                 sanitize = getattr(super(), "sanitize", None)
-                found: dict[str, mx.array] = sanitize(held) if sanitize else held
+                if mtp and is_mtp:
+                    return mtp.sanitized(sanitize, held)
+                kept = mtp.without(held) if mtp else held
+                found: dict[str, mx.array] = sanitize(kept) if sanitize else kept
                 return found
 
             def load_weights(self, weights: list[tuple[str, mx.array]], *, strict: bool = True) -> Module:
@@ -143,7 +163,13 @@ def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: 
 
     model: Module
     try:
-        model, _ = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
+        model, _ = load_model(
+            directory,
+            lazy=True,
+            strict=False,
+            model_config=mtp.config if mtp and is_mtp else None,
+            get_model_classes=classes,
+        )
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelBroken(f"A small file of {directory.name} is damaged: {naming(error, directory)}") from error
     except ValueError as error:

@@ -192,12 +192,20 @@ def build(config: Mapping[str, Any]) -> Module:
             f"mlx-lm cannot build a {config.get('model_type')} model from this config.json: {error!r}"
         ) from error
     model.eval()
+    mask_what_is_there(model)
     return model
+
+
+def mask_what_is_there(model: Module) -> None:
+    """Of a hybrid model that has no recurrent layer, as one of a single layer, make mlx-lm's code want no mask for such."""
+    for module in model.modules():  # type: ignore[no-untyped-call]
+        if getattr(module, "ssm_idx", None) is not None and not any(layer.is_linear for layer in module.layers):
+            module.ssm_idx = None
 
 
 def max_context(config: Mapping[str, Any]) -> int:
     """Maximum sequence length of the model in tokens; 32768 if its config has none."""
-    for part in _parts_of(config):
+    for part in parts_of(config):
         for key in _CONTEXT_KEYS:
             value = part.get(key)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -205,21 +213,21 @@ def max_context(config: Mapping[str, Any]) -> int:
     return 32768
 
 
-def _parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The config, and that of the language model in it."""
     return [part for part in (config, *map(config.get, _PARTS)) if isinstance(part, Mapping)]
 
 
 def _heads(config: Mapping[str, Any]) -> int:
     """Heads of the layer with the most; the numbers may be a list."""
-    found = [part.get(key) for part in _parts_of(config) for key in _HEAD_KEYS]
+    found = [part.get(key) for part in parts_of(config) for key in _HEAD_KEYS]
     numbers = [number for each in found for number in (each if isinstance(each, list) else [each])]
     return max((number for number in numbers if isinstance(number, int)), default=1)
 
 
 def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
     """Dtype of the activations according to the config; float32, the largest, if it has none."""
-    names = [str(part.get("dtype") or part.get("torch_dtype")).removeprefix("torch.") for part in _parts_of(config)]
+    names = [str(part.get("dtype") or part.get("torch_dtype")).removeprefix("torch.") for part in parts_of(config)]
     return next((_DTYPES[name] for name in names if name in _DTYPES), mx.float32)
 
 

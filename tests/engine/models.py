@@ -72,7 +72,7 @@ def write_model(
     mx.random.seed(7)
     model = build(config)
     # Weights that begin as zeros or ones would hide a layer that is left out.
-    model.update(tree_map(lambda w: _shaken(w, dtype), model.parameters()))
+    model.update(tree_map(lambda w: shaken(w, dtype), model.parameters()))
     if bits:
         own = {path: {"group_size": 32, "bits": count} if count else False for path, count in (others or {}).items()}
         config = config | {"quantization": {"group_size": 32, "bits": bits} | own}
@@ -90,7 +90,7 @@ def write_model(
     return directory
 
 
-def _shaken(weight: mx.array, dtype: mx.Dtype) -> mx.array:
+def shaken(weight: mx.array, dtype: mx.Dtype) -> mx.array:
     if not mx.issubdtype(weight.dtype, mx.floating):
         return weight
     return (weight + 0.1 * mx.random.normal(weight.shape)).astype(dtype)

@@ -1,0 +1,160 @@
+"""The layer for multi-token prediction: its arithmetic is that of the papers, for each family and format of checkpoints."""
+
+import random
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from node.core.errors import ModelBroken
+from node.core.frames import Open
+from node.core.generation import Sampling
+from node.engine.draft import DraftFailed
+from node.engine.mtp import FAMILIES
+from node.engine.mtp_guesser import MtpGuesser
+from node.engine.sampling import Draw, History
+from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.models import Ring, load, prompt
+from tests.engine.mtp_models import NAMES, mtp_model
+
+GREEDY = Draw(Sampling(temperature=0), 0, History(), lambda _: False)
+ALL = sorted(FAMILIES)
+
+
+def test_every_family_is_tested() -> None:
+    assert set(NAMES) == set(FAMILIES) <= set(CONFIGURATIONS)
+
+
+@pytest.mark.parametrize("raw", [True, False], ids=["published", "converted"])
+@pytest.mark.parametrize("name", ALL)
+def test_it_computes_what_the_papers_say(name: str, raw: bool) -> None:
+    directory, reference = mtp_model(name, raw=raw)
+    ring, layer = Ring([load(directory, 0, 4)]), load(directory, 4, 5)
+    driver, tokens = ring.stages[0], prompt(12)
+    result = driver.run(0, tokens)
+    before = driver.hidden(result) if reference.takes_normed else result[0]
+    guesser = MtpGuesser(layer, driver)
+    expected = reference.hidden(guesser._shared[0](tokens[:, 1:]), before[:, :-1])
+    guesser.observe(tokens[0].tolist(), 12, result)
+    guesser._make_entries(tokens[0].tolist())
+    assert mx.allclose(layer.hidden(guesser._output), expected[:, -1:], atol=2e-4, rtol=2e-4)
+    token = guesser.guess(tokens[0].tolist(), 12, GREEDY)
+    logits = guesser._shared[1](expected)[0, -1]
+    assert logits[token] >= mx.max(logits) - 1e-3
+
+
+class Session:
+    """A session's tokens, and the last stage's result for each of them."""
+
+    def __init__(self, name: str, tokens: list[int]) -> None:
+        directory, _ = mtp_model(name, raw=False)
+        self.driver, self.layer = load(directory, 0, 4), load(directory, 4, 5)
+        self.tokens = tokens
+
+    def result(self, begin: int, end: int) -> tuple[mx.array, ...]:
+        self.driver.lanes.apply(Open(0))
+        return self.driver.part(self.driver.run(0, mx.array([self.tokens[:end]])), 0, begin, end)
+
+    def guesser(self, *chunks: int) -> MtpGuesser:
+        """One that has seen the results of chunks that end there."""
+        made = MtpGuesser(self.layer.sibling(), self.driver)
+        self.show(made, 0, *chunks)
+        return made
+
+    def show(self, guesser: MtpGuesser, begin: int, *ends: int) -> None:
+        for end in ends:
+            guesser.observe(self.tokens[: end + 1], end, self.result(begin, end))
+            begin = end
+
+    def guess(self, guesser: MtpGuesser, verified: int, *guessed: int) -> int | None:
+        return guesser.guess([*self.tokens[:verified], *guessed], verified, GREEDY)
+
+
+def session(name: str, seed: int = 5, length: int = 60) -> Session:
+    rng = random.Random(seed)
+    return Session(name, [rng.randrange(90) for _ in range(length)])
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "mimo"])
+def test_chunks_and_guesses_change_nothing(name: str) -> None:
+    one = session(name)
+    whole = one.guess(one.guesser(39), 40)
+    assert one.guess(one.guesser(7, 8, 9, 30, 39), 40) == whole
+    chained = one.guess(one.guesser(39), 40, 5)
+    guesser = one.guesser(20, 39)
+    assert one.guess(guesser, 40, 5) == chained
+    assert one.guess(guesser, 40, 6, 7) == one.guess(one.guesser(39), 40, 6, 7)
+    assert one.guess(guesser, 40) == whole
+    for end in range(40, 50):  # each token's result, and a guess at times
+        one.show(guesser, end - 1, end)
+        if end % 3:
+            assert one.guess(guesser, end + 1) == one.guess(one.guesser(end), end + 1)
+            one.guess(guesser, end + 1, 3)
+
+
+def test_results_of_later_tokens_may_have_come() -> None:
+    one = session("llama")
+    guesser = one.guesser(39, 40)
+    assert one.guess(guesser, 40) == one.guess(one.guesser(39), 40)
+    assert one.guess(guesser, 41) == one.guess(one.guesser(40), 41)
+
+
+def test_without_the_last_tokens_result_there_is_no_guess() -> None:
+    one = session("llama")
+    guesser = MtpGuesser(one.layer.sibling(), one.driver)
+    assert one.guess(guesser, 40) is None
+    one.show(guesser, 0, 38)
+    assert one.guess(guesser, 40) is None
+    assert one.guess(guesser, 39) is not None
+    one.show(guesser, 38, 39)
+    assert one.guess(guesser, 40) is not None
+
+
+def test_another_session_keeps_what_both_begin_with() -> None:
+    one, other = session("llama"), session("llama", seed=6)
+    other.tokens[:30] = one.tokens[:30]
+    guesser = one.guesser(39)
+    one.guess(guesser, 40)
+    other.show(guesser, 30, 48)  # the ring had the KV of the first 30 tokens
+    # The result of token 29 is gone, as it was used with the first session's token 30.
+    assert guesser._entries == [*range(29), *range(30, 48)]
+    one.guess(guesser, 41)
+    assert guesser._entries == [*range(29)]
+    guesser.clear()
+    assert (guesser.kv_bytes, guesser._stage.lanes.kv_bytes) == (0, 0)
+
+
+def test_an_error_is_told_at_the_next_guess() -> None:
+    one = session("llama")
+    guesser = one.guesser(39)
+    guesser.observe(one.tokens, 40, (mx.zeros((1, 2, 3)),))
+    with pytest.raises(DraftFailed, match="The MTP layer failed"):
+        one.guess(guesser, 41)
+    assert guesser.kv_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "glm4_moe", "qwen3_5_moe"])
+def test_it_is_quantised_as_the_model_is(name: str) -> None:
+    directory, _ = mtp_model(name, raw=False, bits=8)
+    kinds = {path: type(module).__name__ for path, module in load(directory, 4, 5).model.named_modules()}
+    found = {path.rpartition(".")[2]: kind for path, kind in kinds.items() if path.endswith(("projection", "q_proj"))}
+    assert found == {"projection": "QuantizedLinear", "q_proj": "QuantizedLinear"}
+
+
+@pytest.mark.parametrize(("lack", "said"), [("fc", "lacks"), ("layers.0.mlp.up_proj", "lacks"), (None, "shape")])
+def test_a_damaged_layer_is_refused_and_the_model_is_not(tmp_path: Path, lack: str | None, said: str) -> None:
+    directory, _ = mtp_model("llama", raw=False)
+    shutil.copytree(directory, tmp_path / "model")
+    held = dict(mx.load(str(directory / "model-mtp.safetensors")))
+    mx.eval(held)
+    if lack == "fc":
+        held["mtp.fc.more"] = held["mtp.norm.weight"]
+    elif lack:
+        del held[f"mtp.{lack}.weight"]
+    else:
+        held["mtp.norm.weight"] = mx.ones((3,))
+    mx.save_safetensors(str(tmp_path / "model" / "model-mtp.safetensors"), held)
+    with pytest.raises(ModelBroken, match=said if lack != "fc" else "does not take"):
+        load(tmp_path / "model", 4, 5)
+    load(tmp_path / "model", 0, 4)
