@@ -199,7 +199,9 @@ def build(config: Mapping[str, Any]) -> Module:
 def mask_what_is_there(model: Module) -> None:
     """Of a hybrid model that has no recurrent layer, as one of a single layer, make mlx-lm's code want no mask for such."""
     for module in model.modules():  # type: ignore[no-untyped-call]
-        if getattr(module, "ssm_idx", None) is not None and not any(layer.is_linear for layer in module.layers):
+        if getattr(module, "ssm_idx", None) is not None and not any(
+            getattr(layer, "is_linear", True) for layer in module.layers
+        ):
             module.ssm_idx = None
 
 

@@ -114,7 +114,7 @@ def stock_loads(directory):
         ("model.layers.3.self_attn.q_proj.scales", False),
         ("model.layers.4.self_attn.q_proj.weight", False),
         ("model.embed_tokens.bias", False),
-        ("mtp.fc.weight", False),
+        ("mtp.other.weight", False),
         ("model.layers.1.self_attn.rotary_emb.inv_freq", True),
     ],
 )
