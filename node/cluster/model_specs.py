@@ -12,6 +12,7 @@ from node.core.nodes import Address
 from node.core.pool import Pools
 from node.engine.compute import Compute
 from node.engine.plan import make_plan
+from node.engine.trials import Trials
 from node.model.catalogue import Catalogue
 from node.model.config import read_config
 from node.model.hub import Hub
@@ -36,6 +37,7 @@ class ModelSpecs:
     tokenizer_of: Callable[[HeldModel, Address | None], Awaitable[Path]]
     """As Files.of_tokenizer."""
     sandboxes: SandboxServer
+    trials: Trials
 
     async def local(self, version: ModelVersion) -> ModelSpec:
         """Describe a model whose small files are here; for an empty revision, any.
@@ -110,6 +112,7 @@ class ModelSpecs:
         return await self._describe(ModelVersion(model, folder.revision, kv_bits), config, weights)
 
     async def _describe(self, version: ModelVersion, config: dict[str, Any], weights: Weights) -> ModelSpec:
+        await self.trials.check(config, weights.total_bytes, version.kv_bits)
         plan = await self.compute.run(make_plan, config, weights.total_bytes, version.kv_bits)
         return ModelSpec(
             version=version,

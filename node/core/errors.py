@@ -79,6 +79,12 @@ class ModelBroken(PippinError):
     status = 500
 
 
+class ModelCrashes(ModelBroken):
+    """The process that ran the model ended: its config.json makes MLX fail beyond repair."""
+
+    code = "model_crashes"
+
+
 class Overloaded(PippinError):
     code = "rate_limit_exceeded"
     status = 429

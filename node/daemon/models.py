@@ -1,20 +1,25 @@
 """The parts that have to do with models as files: on disk, on their way, as text and as grammars; and those that the user names."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from node.cluster.model_specs import ModelSpecs
 from node.core.errors import PippinError
-from node.core.models import DraftChoice
+from node.core.models import DraftChoice, Shard
 from node.core.pool import Pools
+from node.core.reports import Download
 from node.daemon.network import Network
 from node.engine.compute import Compute
+from node.engine.trials import Trials
 from node.model.catalogue import Catalogue, lm_studio
+from node.model.config import read_config
 from node.model.files import Files
 from node.model.hub import Hub
 from node.model.json_parser import JsonParser
 from node.model.layouts import Layouts
 from node.model.stage_fetch import Others
+from node.model.weights import Weights
 from node.options import Options
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
@@ -46,6 +51,7 @@ class Models:
         self.catalogue = Catalogue(BUILTIN, folders, directory, layouts=layouts)
         others = Others(agent.info.id, client, agent.others, agent.holders, lambda: agent.placement.rings)
         self.files = Files(self.catalogue, hub, others, pools)
+        self.trials = Trials(sandboxes, known=[read_config(path.parent) for path in BUILTIN.glob("*/config.json")])
         self.specs = ModelSpecs(
             self.catalogue,
             hub,
@@ -56,6 +62,7 @@ class Models:
             options.kv_bits,
             self.files.of_tokenizer,
             sandboxes,
+            self.trials,
         )
         self.grammars = Grammars(sandboxes, options.grammar_timeout)
         self.preload: tuple[str, ...] = ()
@@ -69,6 +76,13 @@ class Models:
     async def end(self) -> None:
         await self.grammars.end()
         await self._parser.end()
+
+    async def of_shard(self, shard: Shard, ends: bool, progress: Callable[[Download], None]) -> tuple[Path, Weights]:
+        """As Files.of_shard. Raises ModelCrashes, too, as the model is run next."""
+        directory, weights = await self.files.of_shard(shard, ends, progress)
+        config = await self._pools.files.run(read_config, directory)
+        await self.trials.check(config, weights.total_bytes, shard.version.kv_bits)
+        return directory, weights
 
     def forget(self, model: str) -> None:
         """Until its next start, the node does not name this model."""

@@ -50,7 +50,7 @@ class Serving:
             step_timeout_s=options.step_timeout,
             guesses=options.guesses,
         )
-        self.rings = Rings(agent, agent.book, compute, client, models.files.of_shard, models.grammars, limits)
+        self.rings = Rings(agent, agent.book, compute, client, models.of_shard, models.grammars, limits)
         self.head = Head(
             agent,
             models.specs,

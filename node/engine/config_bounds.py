@@ -40,12 +40,16 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 def check_weight_count(model: Module, weight_bytes: int) -> None:
     """Raises ModelBroken if a model, which is built but not evaluated, has far more weights than its files can hold."""
-    weights = sum(math.prod(weight.shape) for _, weight in weights_in(model))
+    weights = weight_count(model)
     if weights > MAX_PER_BYTE * max(weight_bytes, 1):
         raise ModelBroken(
             f"The model of config.json has {weights:,} weights, but its files have {weight_bytes:,} bytes.",
             hint="Fetch the model again, or check that config.json belongs to these files.",
         )
+
+
+def weight_count(model: Module) -> int:
+    return sum(math.prod(weight.shape) for _, weight in weights_in(model))
 
 
 def _check_number(name: str, value: int, most: int) -> None:

@@ -95,7 +95,7 @@ def load_stage(
             wired += newly_wired
             yield share
         try:
-            yield from _warm_up(model, plan, start, end, dtype)
+            yield from warm_up(model, plan, start, end, dtype)
         except (IndexError, KeyError, TypeError, ValueError) as error:  # a RuntimeError may be the device's own
             raise ModelBroken(f"Layers {start}-{end - 1} of {directory.name} cannot be computed: {error!r}") from error
     except BaseException:  # GeneratorExit, too
@@ -284,7 +284,7 @@ def _group(weights: Sequence[mx.array], begin: int, size: int) -> Sequence[mx.ar
     return weights[begin:end]
 
 
-def _warm_up(model: Module, plan: Plan, start: int, end: int, dtype: mx.Dtype) -> Iterator[float]:
+def warm_up(model: Module, plan: Plan, start: int, end: int, dtype: mx.Dtype) -> Iterator[float]:
     """Run each layer, in pieces, as the first requests will, so that kernels are compiled before them."""
     cuts = [start, *(cut for cut in plan.cuts if start < cut < end), end]
     for first, last in pairwise(cuts):

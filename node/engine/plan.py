@@ -142,7 +142,7 @@ def _unquantizable(model_type: str, kv_bits: int, why: str) -> ModelUnsupported:
 
 def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: int) -> Plan:
     caches = empty_caches(model, kv_bits)
-    run = DryRun(model, caches, _dtype(config))
+    run = DryRun(model, caches, activation_dtype(config))
     cuts, carried = run.cuts()
     kv: list[KvCost] = []
     paid: set[int] = set()
@@ -152,7 +152,7 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: in
     sizes = head_sizes(caches)
     # MLX fuses no quantized attention.
     is_fused = sizes <= _FUSED_HEADS and model_type not in architectures.UNFUSED and not kv_bits
-    score_bytes = 0 if is_fused or not sizes else _heads(config) * _dtype(config).size * UNFUSED_CHUNK
+    score_bytes = 0 if is_fused or not sizes else _heads(config) * activation_dtype(config).size * UNFUSED_CHUNK
     each = list(parts(caches))
     batchable = all(map(can_merge, each)) and model_type not in architectures.UNBATCHABLE
     return Plan(
@@ -227,7 +227,7 @@ def _heads(config: Mapping[str, Any]) -> int:
     return max((number for number in numbers if isinstance(number, int)), default=1)
 
 
-def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
+def activation_dtype(config: Mapping[str, Any]) -> mx.Dtype:
     """Dtype of the activations according to the config; float32, the largest, if it has none."""
     names = [str(part.get("dtype") or part.get("torch_dtype")).removeprefix("torch.") for part in parts_of(config)]
     return next((_DTYPES[name] for name in names if name in _DTYPES), mx.float32)

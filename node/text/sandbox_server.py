@@ -1,7 +1,7 @@
 """The server process that forks sandboxes, and the code that runs in a sandbox.
 
-The server has no threads and does nothing but fork, which is therefore safe on macOS, too. It has imported all modules
-of the jobs, so a fork takes milliseconds.
+The server has no threads and does nothing but fork, which is therefore safe on macOS, too. It has imported the modules
+of most jobs, so a fork takes milliseconds. MLX does not survive a fork: a job that computes begins a program of its own.
 """
 
 import importlib
@@ -23,7 +23,9 @@ from node.text.confinement import confine
 Job = Callable[[bytes], bytes]
 
 IMPORTED = ("node.model.json_parser", "node.text.grammar_job", "node.text.tokenizer_job")
-"""Modules of the jobs."""
+"""Modules of the jobs that a fork of the server runs."""
+APART = ("node.engine.trial",)
+"""Those of jobs with a program of their own."""
 START = struct.Struct("!Q64s1024s")
 """Request to the server for a sandbox, sent with the sandbox's end of a socket: its maximum memory in bytes beyond the
 server's, its job as "module:function", and its folder."""
@@ -38,15 +40,20 @@ ANSWERED, FAILED = b"\0", b"\1"
 
 
 def main() -> None:
-    """Run the server on the socket whose file descriptor is the first argument, until the node closes it."""
+    """Run the server on the socket whose file descriptor is the first argument, until the node closes it; with a second
+    argument, run this job instead.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # terminals and supervisors may send them to all processes
         signal.signal(number, signal.SIG_IGN)  # the node decides, and closes the socket
+    node = socket.socket(fileno=int(sys.argv[1]))
+    if len(sys.argv) > 2:
+        _run_apart(sys.argv[2], node)
+        return
     # On a Mac, libraries of the system that an import starts may keep threads of their own, which run no Python.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     with fixed_limit():
         for module in IMPORTED:
             importlib.import_module(module)
-    node = socket.socket(fileno=int(sys.argv[1]))
     while True:
         request, (*ends,), _, _ = socket.recv_fds(node, START.size, 1)
         if not ends:
@@ -65,9 +72,14 @@ def main() -> None:
 def _run(request: bytes, channel: socket.socket) -> None:
     """Run a sandbox after its fork; does not return."""
     try:
-        memory, job, folder = START.unpack(request)
-        module, _, name = job.rstrip(b"\0").decode().partition(":")
-        make = getattr(importlib.import_module(module), name)
+        memory, name, folder = START.unpack(request)
+        job = name.rstrip(b"\0").decode()
+        if job.partition(":")[0] in APART:
+            channel.set_inheritable(True)
+            command = [sys.executable, "-P", "-m", __spec__.name, str(channel.fileno()), job]
+            os.execv(sys.executable, command)  # noqa: S606 - this very program
+        make = _function(job)
+        _silence()
         _limit(memory)
         confine(os.fsdecode(folder.rstrip(b"\0")))
         _serve(channel, make())
@@ -75,12 +87,30 @@ def _run(request: bytes, channel: socket.socket) -> None:
         os._exit(0)  # no cleanup of the server may run here
 
 
-def _limit(memory: int) -> None:
+def _run_apart(job: str, channel: socket.socket) -> None:
+    """Run a job that no fork can run. It is there to die instead of the node, which runs the same next: it may open what the
+    node may, as MLX calls drivers and compilers. The node alone limits its memory: drivers reserve addresses without end.
+    """
+    _silence()
+    _serve(channel, _function(job)())
+    os._exit(0)  # threads of a device may hang
+
+
+def _function(job: str) -> Callable[[], Job]:
+    module, _, name = job.partition(":")
+    make: Callable[[], Job] = getattr(importlib.import_module(module), name)
+    return make
+
+
+def _silence() -> None:
     # The output of a panic must not reach the node's log, as a request could write there.
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit(memory: int) -> None:
     if sys.platform == "linux":  # macOS ignores this limit, so the node checks the memory, too
         most = psutil.Process().memory_info().vms + memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -1,0 +1,58 @@
+"""The first run of a model, in a process that may die.
+
+mlx-lm checks hardly anything of a config.json, and MLX computes beyond the ends of arrays if asked to. So before the node
+itself runs a model, its dry run is done here, and then steps of a small model of the same kind: whatever its weights,
+they take no memory (`replace_weights`).
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from node.core.errors import PippinError
+from node.core.mlx_errors import MLX_ERRORS
+from node.engine.dry_run import replace_weights
+from node.engine.ghosts import find_layers
+from node.engine.load import warm_up
+from node.engine.miniature import miniatures
+from node.engine.plan import activation_dtype, build, make_plan
+
+_RAISED = (PippinError, *MLX_ERRORS)
+
+
+def make_job() -> Callable[[bytes], bytes]:
+    """The job of a sandbox. A request is JSON, the arguments of `first_run`; the reply is empty. Begins to use the device."""
+    mx.eval(mx.ones(1) + 1)
+
+    def answer(request: bytes) -> bytes:
+        first_run(**json.loads(request))
+        return b""
+
+    return answer
+
+
+def first_run(config: Mapping[str, Any], weight_bytes: int, kv_bits: int, device: str) -> None:
+    """Run a model as a node does that describes and loads it. What raises an error is left to the node, which then refuses
+    the model with that error. `device`: "cpu" or "gpu".
+    """
+    mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
+    try:
+        make_plan(config, weight_bytes, kv_bits)
+        for small in miniatures(config):
+            if _runs(small, kv_bits):
+                return
+    except _RAISED:
+        return
+
+
+def _runs(config: Mapping[str, Any], kv_bits: int) -> bool:
+    try:
+        plan, model, dtype = make_plan(config, None, kv_bits), build(config), activation_dtype(config)
+        replace_weights(model, list(find_layers(model)), dtype)
+        for _ in warm_up(model, plan, 0, plan.layers, dtype):
+            pass
+    except _RAISED:
+        return False
+    return True
