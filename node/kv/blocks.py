@@ -1,0 +1,113 @@
+"""Blocks of KV: 256 tokens of one sequence in some caches, with a name that says of which tokens, and as bytes. Pure.
+
+The name is a hash of the model's version and of all tokens up to the end of the block, so a block fits whatever ring computes that
+version. The bytes are a safetensors file: 8 bytes of header length, the header in JSON, the tensors' bytes. Its metadata has a
+digest for each cache, so that a reader can take single caches, and notices whatever is damaged, cut off, or another block.
+"""
+
+import json
+import math
+from array import array
+from collections.abc import Container, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, BinaryIO
+
+from node.core.frames import Tensor
+from node.core.models import ModelVersion
+
+BLOCK = 256
+"""Tokens of a block."""
+NAME_BYTES = 16
+MAX_BYTES = 1 << 30
+"""Of a block: 4 MB for each token."""
+_FORMAT = 1
+"""Another number makes other names: blocks of an earlier format are then never found."""
+_MAX_HEADER = 1 << 22
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "uint32": "U32"}
+"""Those of KV, also of quantized KV, by MLX's names."""
+_MLX = {name: mlx for mlx, name in _DTYPES.items()}
+_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "U32": 4}
+
+Kv = Mapping[int, Mapping[str, Tensor]]
+"""KV of a block: for each cache, by its number in the model, its tensors by name, with tokens as the last axis but one."""
+
+
+class Damaged(ValueError):
+    """These bytes are not the block that they are taken for."""
+
+
+def chain_of(version: ModelVersion, tokens: Sequence[int]) -> bytes:
+    """The names of all whole blocks of a sequence, one after the other."""
+    digest = sha256(f"{_FORMAT} {version.model} {version.revision} {version.kv_bits}".encode())
+    names = []
+    for end in range(BLOCK, len(tokens) + 1, BLOCK):
+        digest.update(array("I", tokens[end - BLOCK : end]).tobytes())
+        names.append(digest.digest()[:NAME_BYTES])
+    return b"".join(names)
+
+
+def names_of(chain: bytes) -> list[str]:
+    return [chain[at : at + NAME_BYTES].hex() for at in range(0, len(chain), NAME_BYTES)]
+
+
+def encode(name: str, kv: Kv) -> list[bytes | memoryview]:
+    """The bytes of a block, in parts. Raises KeyError for a dtype that KV does not have."""
+    header: dict[str, object] = {}
+    digests, data, at = {"block": name}, list[bytes | memoryview](), 0
+    for cache, tensors in kv.items():
+        digests[str(cache)] = _digest(name, cache, tensors)
+        for key, tensor in tensors.items():
+            end = at + len(tensor.data)
+            place = {"dtype": _DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (at, end)}
+            header[f"{cache}.{key}"] = place
+            data.append(tensor.data)
+            at = end
+    head = json.dumps({"__metadata__": digests} | header).encode()
+    return [len(head).to_bytes(8, "little"), head, *data]
+
+
+def decode(file: BinaryIO, name: str, wanted: Container[int]) -> dict[int, dict[str, Tensor]]:
+    """Read the wanted caches that a block's bytes have. Raises Damaged, OSError."""
+    found: dict[int, dict[str, Tensor]] = {}
+    try:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MAX_HEADER:
+            raise Damaged(f"a header of {length:,} bytes")
+        header = json.loads(file.read(length))
+        digests = header.pop("__metadata__")
+        for cache in map(int, digests.keys() - {"block"}):
+            if cache in wanted:
+                found[cache] = {}
+        for full_key, entry in header.items():
+            cache, _, key = full_key.partition(".")
+            if int(cache) in found:
+                found[int(cache)][key] = _tensor(file, 8 + length, entry)
+        for each, tensors in found.items():
+            if digests[str(each)] != _digest(name, each, tensors):
+                raise Damaged(f"cache {each} has another digest")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        raise Damaged(f"block {name}: {error}") from error
+    return found
+
+
+def _tensor(file: BinaryIO, begin: int, entry: Any) -> Tensor:
+    """Read a tensor, whose entry is untrusted. Raises what `decode` takes for Damaged."""
+    dtype, shape = entry["dtype"], entry["shape"]
+    at, end = entry["data_offsets"]
+    if len(shape) != 4 or not all(type(number) is int and 0 <= number < 2**40 for number in (*shape, at, end)):
+        raise ValueError(f"a tensor of shape {str(shape)[:100]} at {at!r:.50}")
+    if not end - at == _BYTES[dtype] * math.prod(shape) <= MAX_BYTES:
+        raise ValueError(f"a tensor of shape {shape} has {end - at} bytes")
+    file.seek(begin + at)
+    data = file.read(end - at)
+    if len(data) != end - at:
+        raise ValueError(f"it ends after {len(data)} of {end - at} bytes of a tensor")
+    return Tensor(_MLX[dtype], tuple(shape), data)
+
+
+def _digest(name: str, cache: int, tensors: Mapping[str, Tensor]) -> str:
+    digest = sha256(f"{name} {cache}".encode())
+    for key, tensor in sorted(tensors.items()):
+        digest.update(f" {key} {_DTYPES[tensor.dtype]} {list(tensor.shape)} ".encode())
+        digest.update(tensor.data)
+    return digest.hexdigest()

@@ -1,0 +1,198 @@
+"""The blocks of KV on this node's disk: at most as many bytes as its budget, the least recently used go first.
+
+A file is written beside and renamed, so a node that is killed leaves no half of one; whatever else happens to a file, its digests
+tell (see blocks.py), and it then counts as absent. All methods may be called in any thread; those that say so block on the disk.
+"""
+
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from node.core.frames import Tensor
+from node.core.units import format_bytes
+from node.kv.blocks import Damaged, Kv, decode, encode
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 60.0
+"""Time after a write that failed in which nothing is written: the disk is full, or broken."""
+_SHARE, _MOST = 10, 20 << 30
+"""Without a budget: this part of what is free, and at most so many bytes."""
+_MAX_FILES = 1 << 16
+_NAME = re.compile(r"([0-9a-f]{32})\.(\d{1,6})-(\d{1,6})\.safetensors")
+_UNFINISHED = ".part"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file: the caches [first, end) of a block."""
+
+    name: str
+    first: int
+    end: int
+    path: Path
+    size: int
+
+    @property
+    def caches(self) -> range:
+        return range(self.first, self.end)
+
+
+class KvStore:
+    def __init__(self, directory: Path, budget: int | None) -> None:
+        """`budget`: most bytes; None: a share of what is free on the disk. Nothing is read or written before `open`."""
+        self._given = budget
+        self.budget = 0
+        self.failure = ""
+        """Why the last write failed; empty if it did not."""
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._files: OrderedDict[Path, Part] = OrderedDict()
+        """The least recently used first."""
+        self._parts: dict[str, list[Part]] = {}
+        """By the block's name."""
+        self._bytes = 0
+        self._paused_until = 0.0
+
+    def open(self) -> None:
+        """Find the blocks of earlier processes, and delete what those did not finish. Blocks on the disk."""
+        found: list[tuple[float, Part]] = []
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self._directory.glob("*/*"):
+            with suppress(OSError):
+                if path.suffix == _UNFINISHED:
+                    path.unlink()
+                elif name := _NAME.fullmatch(path.name):
+                    status = path.stat()
+                    part = Part(name[1], int(name[2]), int(name[3]), path, status.st_size)
+                    found.append((status.st_mtime, part))
+        with self._lock:
+            for _, part in sorted(found, key=lambda each: each[0]):
+                self._add(part)
+        free = shutil.disk_usage(self._directory).free + self._bytes
+        self.budget = min(free // _SHARE, _MOST) if self._given is None else self._given
+        self._make_room(0)
+        if found:
+            log.info("%s of KV of earlier sessions is on the disk", format_bytes(self.bytes))
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def bytes_of(self, model: str) -> int:
+        folder = self._folder(model)
+        with self._lock:
+            return sum(part.size for part in self._files.values() if part.path.parent == folder)
+
+    def parts(self, name: str) -> list[tuple[int, int]]:
+        """The ranges [first, end) of caches of a block that are here."""
+        with self._lock:
+            return [(part.first, part.end) for part in self._parts.get(name, ())]
+
+    def held(self, name: str, wanted: Collection[int]) -> set[int]:
+        """Those of the wanted caches of a block that are here."""
+        return {cache for first, end in self.parts(name) for cache in range(first, end)} & set(wanted)
+
+    def read(self, name: str, wanted: Iterable[int]) -> dict[int, dict[str, Tensor]]:
+        """The wanted caches of a block, as far as they are here. Blocks on the disk."""
+        found: dict[int, dict[str, Tensor]] = {}
+        with self._lock:
+            parts = list(self._parts.get(name, ()))
+        for part in parts:
+            lacking = (set(wanted) - found.keys()) & set(part.caches)
+            if not lacking:
+                continue
+            try:
+                with part.path.open("rb") as file:
+                    found |= decode(file, name, lacking)
+            except (Damaged, OSError) as error:
+                log.warning("KV on the disk is ignored: %s", error)
+                self._delete(part)
+        return found
+
+    def used(self, names: Iterable[str]) -> None:
+        """Count a use of the blocks of a sequence: the last ones are to go before the first. Blocks on the disk."""
+        with self._lock:
+            parts = [part for name in reversed(list(names)) for part in self._parts.get(name, ())]
+            for part in parts:
+                self._files.move_to_end(part.path)
+        for part in parts:
+            with suppress(OSError):
+                os.utime(part.path)  # for the order after the next start
+
+    @property
+    def may_write(self) -> bool:
+        return bool(self.budget) and time.monotonic() >= self._paused_until
+
+    def write(self, model: str, name: str, kv: Kv) -> None:
+        """Store caches of a block, whose numbers follow each other, unless they are here. Blocks on the disk."""
+        if not self.may_write or not self.held(name, kv.keys()) < kv.keys():
+            return
+        first, end = min(kv), max(kv) + 1
+        parts = encode(name, kv)
+        if (size := sum(map(len, parts))) > self.budget:
+            return
+        path = self._folder(model) / f"{name}.{first}-{end}.safetensors"
+        unfinished = path.with_suffix(_UNFINISHED)
+        self._make_room(size)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.writelines(parts)
+            unfinished.rename(path)
+        except OSError as error:
+            self.failure = error.strerror or str(error)
+            self._paused_until = time.monotonic() + _PAUSE_S
+            log.warning("no KV is written for %.0f s: %s", _PAUSE_S, error)
+            with suppress(OSError):
+                unfinished.unlink()
+            return
+        self.failure = ""
+        with self._lock:
+            self._add(Part(name, first, end, path, size))
+
+    def remove(self, model: str) -> int:
+        """Delete all blocks of a model. Returns their bytes. Blocks on the disk."""
+        folder = self._folder(model)
+        with self._lock:
+            parts = [part for part in self._files.values() if part.path.parent == folder]
+        for part in parts:
+            self._delete(part)
+        return sum(part.size for part in parts)
+
+    def _folder(self, model: str) -> Path:
+        """A name for any model's id, which may be too long for one or have slashes."""
+        return self._directory / sha256(model.encode()).hexdigest()[:32]
+
+    def _add(self, part: Part) -> None:
+        if old := self._files.pop(part.path, None):
+            self._forget(old)
+        self._files[part.path] = part
+        self._parts.setdefault(part.name, []).append(part)
+        self._bytes += part.size
+
+    def _forget(self, part: Part) -> None:
+        self._bytes -= part.size
+        self._parts[part.name].remove(part)
+        if not self._parts[part.name]:
+            del self._parts[part.name]
+
+    def _delete(self, part: Part) -> None:
+        with self._lock:
+            if self._files.pop(part.path, None):
+                self._forget(part)
+        with suppress(OSError):
+            part.path.unlink()
+
+    def _make_room(self, size: int) -> None:
+        while self._files and (self._bytes + size > self.budget or len(self._files) >= _MAX_FILES):
+            self._delete(next(iter(self._files.values())))
