@@ -4,7 +4,7 @@ Everything here runs in the compute thread.
 """
 
 import copy
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -277,6 +277,15 @@ class Lanes:
                 copied.caches[entry] = caches.single(cache, row)
         copied.trim(1 if lane.ahead else 0)
         self._prefixes[prefix] = copied.first(tokens)
+
+    def prefix(self, number: SequenceId) -> CacheLane | None:
+        return self._prefixes.get(number)
+
+    def add_prefix(self, number: SequenceId, filled: Mapping[int, Any], tokens: int) -> None:
+        """Add a prefix of these caches, by their numbers in the model."""
+        shadows = self._fresh()[len(filled) :]
+        caches.advance_shadows(shadows, 1, tokens)
+        self._prefixes[number] = CacheLane([*filled.values(), *shadows], [number], [tokens])
 
     def _prefix(self, prefix: SequenceId) -> CacheLane:
         if prefix not in self._prefixes:

@@ -12,16 +12,18 @@ import mlx.core as mx
 
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult
-from node.core.frames import Back, CacheOp, Drop, Frame, Held, NonFiniteRow
+from node.core.frames import Back, CacheOp, Drop, Frame, Held, NonFiniteRow, SequenceId
 from node.core.mlx_errors import MLX_ERRORS, fault_of
 from node.engine.device import is_gpu
 from node.engine.evaluate import evaluate, is_finite
 from node.engine.faults import Faults
+from node.engine.kv_blocks import Block
 from node.engine.lanes import LeftoverKv
 from node.engine.sampling import NO_TOKEN, Draw, Drawn, Sampled, begin_draw
 from node.engine.stage import Stage
 from node.engine.tensor_codec import Packed, pack, token_array, unpack, unpack_tokens
 from node.engine.verdict import Following, StepFailed, Verdict
+from node.kv.blocks import BLOCK
 from node.text.constraint import Constraints
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,12 @@ class Runner:
         self.plan = stage.plan
         self.constraints = Constraints(directory, self.plan.vocabulary)
         """Of the sessions' grammars; may be used in any thread."""
+        self.blocks_of = stage.blocks_of
+        """The caches of which there are blocks on disk; see Stage."""
+        self.block_bytes = 2 * BLOCK * sum(cost.per_token for cost in stage.plan.kv[stage.start : stage.end]) + (
+            1 << 20
+        )
+        """More than a block of them has."""
         self.kv_bytes = 0
         """Bytes of the caches after the last operation on them; may be read in any thread."""
 
@@ -107,6 +115,22 @@ class Runner:
             leftover.clear()
             leftover.faults = count
         return leftover
+
+    def block(self, prefix: SequenceId, index: int) -> Block | None:
+        """See Stage.block. None also after a failure of the device, as the KV may be wrong."""
+        return self._stage.block(prefix, index) if self._device_faults.count == self._since else None
+
+    def restore(self, prefix: SequenceId, blocks: Sequence[Block]) -> Generator[float, None, bool]:
+        """Make a prefix of blocks, in pieces. Returns whether they fit."""
+        try:
+            yield from self._stage.restore(prefix, blocks)
+        except (PippinError, *MLX_ERRORS) as error:
+            if fault_of(error):
+                raise
+            log.warning("could not take over KV from disks: %s", error)
+            return False
+        self.kv_bytes = self._stage.lanes.kv_bytes
+        return True
 
     def reset(self) -> None:
         """Free all KV of this ring."""

@@ -1,7 +1,7 @@
 """A stage: the layers of a model on one node, and their steps. Runs in the compute thread."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -13,8 +13,10 @@ from node.core.frames import SequenceId
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import PartialModel, find_layers, record_outputs
+from node.engine.kv_blocks import Block, can_be_cut, cut_block, fill
 from node.engine.lanes import CacheLane, Lanes, LeftoverKv
 from node.engine.plan import Plan
+from node.kv.blocks import BLOCK
 
 _CLEAR_STEPS = 256
 """Steps of decoding between two clears of MLX's free buffers, as in mlx-lm. Caches grow every 256 tokens, and nothing
@@ -62,13 +64,34 @@ class Stage:
         if self.start == 0:
             own |= set(range(self.plan.caches)) - used  # caches of an embedding
         self._own = sorted(own)
-        kinds = [caches.kind(cache) for cache in caches.empty_caches(self.model, self.plan.kv_bits)]
+        new = caches.empty_caches(self.model, self.plan.kv_bits)
+        whole = range(self._own[0], self._own[-1] + 1) if self._own else range(0)
+        fits = self.plan.trimmable and not self.plan.chunked and list(whole) == self._own
+        self.blocks_of = whole if fits and can_be_cut(new[k] for k in whole) else range(0)
+        """The caches, by their numbers in the model, of whose KV blocks can be made: all of this stage, or none."""
+        kinds = [caches.kind(cache) for cache in new]
         first: dict[Any, int] = {}
         for k in (*self._own, *range(len(kinds))):
             first.setdefault(kinds[k], k)
         self._shadows = [k for k in first.values() if k not in own]
         held = [*self._own, *self._shadows]
         self._entries = [held.index(k if k in own else first[kind]) for k, kind in enumerate(kinds)]
+
+    # --- KV on disk ---
+
+    def block(self, prefix: SequenceId, index: int) -> Block | None:
+        """A copy of a block of a prefix, of this ring or left by one; None if there is no such prefix any more."""
+        kept = self.lanes.prefix(prefix) or self.leftover.prefixes.get(prefix)
+        if not kept or kept.positions[0] < (index + 1) * BLOCK:
+            return None
+        return cut_block(dict(zip(self._own, kept.caches, strict=False)), index)
+
+    def restore(self, prefix: SequenceId, blocks: Sequence[Block]) -> Generator[float, None, None]:
+        """Make a prefix of the first blocks of a sequence, in pieces. Raises PippinError if they do not fit."""
+        new = caches.empty_caches(self.model, self.plan.kv_bits)
+        filled = {k: new[k] for k in self._own}
+        yield from fill(filled, blocks)
+        self.lanes.add_prefix(prefix, filled, len(blocks) * BLOCK)
 
     # --- steps ---
 

@@ -1,0 +1,106 @@
+"""KV on disk: blocks of stages of one cut are, bit by bit, what stages of any other cut would have computed."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from node.core.frames import Drop, Keep, Open, Reuse, Tensor
+from node.core.models import ModelVersion
+from node.engine.faults import Faults
+from node.engine.runner import Runner
+from node.engine.stage import Stage
+from node.kv.blocks import BLOCK, chain_of, names_of
+from node.kv.store import KvStore
+from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.models import Stages, at_a_stretch, prompt, same, shared_model
+
+TOKENS = prompt(2 * BLOCK + 50)
+NAMES = names_of(chain_of(ModelVersion("m"), TOKENS.tolist()[0]))
+
+
+def opened(folder: Path) -> KvStore:
+    store = KvStore(folder, 1 << 30)
+    store.open()
+    return store
+
+
+def store_blocks(stage: Stage, store: KvStore, prefix: int) -> None:
+    for index, name in enumerate(NAMES):
+        block = stage.block(prefix, index)
+        assert block is not None
+        store.write("m", name, block)
+
+
+def restored(stage: Stage, store: KvStore, prefix: int) -> None:
+    for _ in stage.restore(prefix, [store.read(name, stage.blocks_of) for name in NAMES]):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bits", "dtype"),
+    [
+        ("llama", 0, mx.float32),
+        ("llama", 0, mx.bfloat16),
+        ("llama", 0, mx.float16),
+        ("qwen3", 8, mx.bfloat16),
+        ("qwen3", 4, mx.float32),
+        ("deepseek_v3", 0, mx.float32),
+    ],
+)
+def test_blocks_fit_any_cut_bit_by_bit(name: str, kv_bits: int, dtype: mx.Dtype, tmp_path: Path) -> None:
+    heads = {"head_dim": 32} if kv_bits else {}
+    stages = Stages(shared_model(CONFIGURATIONS[name] | heads, dtype=dtype), kv_bits)
+    cuts = [(0, 1, 4), (0, 2, 3, 4)]
+    for first in cuts:
+        folder = tmp_path / "-".join(map(str, first))
+        ring = stages.ring(*first)
+        ring.apply(Open(1))
+        ring.step(TOKENS, lane=1)
+        ring.apply(Keep(1, 0, prefix=5, tokens=TOKENS.shape[1]), Reuse(2, prefix=5, tokens=2 * BLOCK))
+        wanted = ring.step(TOKENS[:, 2 * BLOCK :], lane=2)
+        for stage in ring.stages:
+            store_blocks(stage, opened(folder), 5)
+        ring.apply(Drop(1), Drop(2))
+        for other in cuts:
+            successor = stages.ring(*other)
+            for stage in successor.stages:
+                restored(stage, opened(folder), 9)
+            successor.apply(Reuse(3, prefix=9, tokens=2 * BLOCK))
+            assert same(successor.step(TOKENS[:, 2 * BLOCK :], lane=3), wanted), (first, other)
+            successor.apply(Drop(3))
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next", "mamba2", "minicpm3"])
+def test_what_cannot_be_cut_into_blocks_says_so(name: str) -> None:
+    stage = Stages(shared_model(CONFIGURATIONS[name])).ring(0, 4).stages[0]
+    assert bool(stage.blocks_of) == (name == "minicpm3")
+
+
+def test_blocks_that_do_not_fit_make_no_prefix(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stages(shared_model(CONFIGURATIONS["llama"])).ring(0, 4).stages[0].sibling()
+    runner = Runner(stage, Path(), Faults())
+    half = Tensor("float32", (1, 1, BLOCK, 4), bytes(BLOCK * 16))
+    other = Tensor("float32", (1, 2, BLOCK, 4), bytes(BLOCK * 32))
+    for wrong in (
+        [{}],
+        [{k: {"0.keys": half} for k in range(4)}],
+        [{k: {"0.keys": each, "0.values": each} for k in range(4)} for each in (half, other)],
+    ):
+        assert at_a_stretch(runner.restore(7, wrong)) is False
+    assert stage.lanes.prefix(7) is None
+    assert "could not take over KV" in caplog.text
+
+
+def test_a_prefix_that_has_gone_has_no_blocks_and_one_that_was_left_has() -> None:
+    stage = Stages(shared_model(CONFIGURATIONS["llama"])).ring(0, 4).stages[0].sibling()
+    stage.lanes.apply(Open(1))
+    stage.run(1, TOKENS)
+    stage.lanes.apply(Keep(1, 0, prefix=5, tokens=TOKENS.shape[1]))
+    assert stage.block(6, 0) is None
+    assert stage.block(5, 2) is None
+    before = stage.block(5, 1)
+    stage.lanes.leave(stage.leftover)
+    assert stage.block(5, 1) == before
+    stage.leftover.clear()
+    assert stage.block(5, 1) is None
