@@ -117,6 +117,10 @@ def size(text: str) -> int:
     return amount
 
 
+def budget(text: str) -> int:
+    return parse_bytes(text)
+
+
 def keys(text: str) -> tuple[str, ...]:
     return read_keys(path(text))
 

@@ -99,6 +99,12 @@ class Options:
         "keep the KV in so many bits, with less memory and less precision (default: those of the model)",
         0,
     )
+    kv_disk: int | None = _models(
+        "--kv-disk SIZE",
+        values.budget,
+        "keep KV of finished sessions on the disk, up to so many bytes, like 50GB; 0: none (default: a tenth of the free "
+        "disk, up to 20GB)",
+    )
     drafts: tuple[tuple[str, str], ...] = _models(
         "--draft [MODEL=]ID",
         values.draft,

@@ -124,6 +124,10 @@ class Agent:
         """Addresses of the other participating nodes."""
         return [address for report in self.alive() if (address := self.book.address_of(report.info.id))]
 
+    def is_member(self, caller: Caller) -> bool:
+        """Whether a call comes from one of the participating nodes."""
+        return any(self.book.is_from(report.info.id, caller) for report in self.alive())
+
     # --- changes of this node -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -59,6 +59,8 @@ class Keep:
     row: int
     prefix: SequenceId
     tokens: int
+    chain: bytes = b""
+    """The names of its blocks (see node.kv.blocks), if the stages are to keep them on their disks, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,22 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """KV that is on disks, of the first `tokens` of a sequence: each stage makes a prefix of what it has of them."""
+
+    number: SequenceId
+    """Of the prefix to be made."""
+    tokens: int
+    """Those that all stages so far have: whole blocks, and 0 once one stage has fewer than `least`."""
+    least: int
+    """Fewer are of no use."""
+    chain: bytes
+    """The names of the blocks; see node.kv.blocks."""
+    seconds: float
+    """Time that the stages may still take: that in which the tokens could be computed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """One message between neighbours of a ring: operations first, then at most one step of one lane."""
 
@@ -155,3 +173,7 @@ class Frame:
     """In a ring's first frame: KV of earlier rings that all stages so far have. Each stage removes the sequences that
     it does not have, makes prefixes of the others, and frees its remaining old KV. The driver gets those that all
     stages have."""
+    restore: Restore | None = None
+    """KV that the stages are asked to take from their disks. A frame that has it has no step. A stage of an earlier version drops
+    it, and so has nothing.
+    """

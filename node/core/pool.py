@@ -136,6 +136,9 @@ class Pools:
     writes: Pool = field(default_factory=lambda: Pool("write", 4, 1024, 60))
     """Writes what peers send."""
 
+    kv: Pool = field(default_factory=lambda: Pool("kv", 2, 256, 60))
+    """Reads and writes KV on the disk."""
+
     def stuck(self) -> list[str]:
         """Names of the pools whose jobs do not end."""
         return [pool.name for pool in self._all() if pool.is_stuck()]

@@ -96,7 +96,8 @@ class Daemon:
     async def _run_parts(self) -> None:
         search = await self._upkeep.begin()
         await self._models.start()
-        await self._network.rpc.start(self._serving.control, self._serving.rings, self._models.files)
+        kv = self._models.kv if self._serving.stored else None
+        await self._network.rpc.start(self._serving.control, self._serving.rings, self._models.files, kv)
         discovery = self._network.discovery if self._options.mdns else None
         async with asyncio.TaskGroup() as group:
             parts = [
@@ -156,6 +157,8 @@ class Daemon:
         self._agent.set_draining(True)
         await asyncio.gather(self._network.api.finish(FINISH_S), self._hand_over())
         await self._network.api.stop()
+        if self._serving.stored:
+            await self._serving.stored.flush()
 
     async def _hand_over(self) -> None:
         """Stay in the rings that have requests until other nodes have taken over, if there are any."""

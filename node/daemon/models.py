@@ -12,6 +12,8 @@ from node.core.reports import Download
 from node.daemon.network import Network
 from node.engine.compute import Compute
 from node.engine.trials import Trials
+from node.kv.exchange import Exchange
+from node.kv.store import KvStore
 from node.model.catalogue import Catalogue, lm_studio
 from node.model.config import read_config
 from node.model.files import Files
@@ -64,6 +66,8 @@ class Models:
             sandboxes,
             self.trials,
         )
+        store = KvStore(directory / "kv", options.kv_disk)
+        self.kv = Exchange(store, pools.offers, client, agent.others, agent.is_member)
         self.grammars = Grammars(sandboxes, options.grammar_timeout)
         self.preload: tuple[str, ...] = ()
         """Models of --model that the user still wants, and in `drafts` the pairs of --draft."""
@@ -71,6 +75,7 @@ class Models:
 
     async def start(self) -> None:
         await self.grammars.start()
+        await self._pools.kv.run(self.kv.store.open)
         self.preload, self.drafts = await self._pools.files.run(self._named)
 
     async def end(self) -> None:

@@ -25,6 +25,7 @@ from node.gateway.router import Router
 from node.options import Options
 from node.ring.lifecycle import Rings
 from node.ring.limits import RingOptions
+from node.ring.stored_kv import StoredKv
 from node.text.sandbox import SandboxServer
 
 
@@ -50,7 +51,9 @@ class Serving:
             step_timeout_s=options.step_timeout,
             guesses=options.guesses,
         )
-        self.rings = Rings(agent, agent.book, compute, client, models.of_shard, models.grammars, limits)
+        self.stored = None if options.kv_disk == 0 else StoredKv(models.kv, compute, pools.kv)
+        fetch = models.of_shard
+        self.rings = Rings(agent, agent.book, compute, client, fetch, models.grammars, limits, self.stored)
         self.head = Head(
             agent,
             models.specs,

@@ -19,6 +19,7 @@ from node.core.fair_queue import FairQueue
 from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse, SequenceId, Take
 from node.core.guesses import Earlier
 from node.engine.plan import Plan
+from node.kv.blocks import chain_of
 from node.ring.flight import Flight
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
@@ -34,6 +35,9 @@ EXTRA_LANES = 2
 """For sessions that are much longer or shorter than others: without them, rows are padded to the longest."""
 LONG_PREFIX = 2048
 """Tokens from which a prefix is not copied if it need not be; 0.25 GB of KV of an 8B model."""
+
+MIN_STORED = 1024
+"""Tokens from which KV is kept on disks: fewer are soon computed."""
 
 
 class Admission:
@@ -56,6 +60,8 @@ class Admission:
         self.chunk_size = ChunkSize(limits.chunk, stages)
         self.waiting = FairQueue[Session]()
         self.prefixes = Prefixes(limits.charge, trimmable=plan.trimmable)
+        self.set_aside = 0
+        """Tokens of the budget for a prefix that the stages take from disks."""
         self.ops: list[CacheOp] = []
         """Operations to send before the next step."""
         self._numbers = numbers
@@ -67,7 +73,7 @@ class Admission:
     @property
     def tokens_used(self) -> int:
         """Tokens of KV set aside for sessions and kept as prefixes; above the budget for one step at most."""
-        return self.room.used(self.lanes) + self.prefixes.charged
+        return self.room.used(self.lanes) + self.prefixes.charged + self.set_aside
 
     @property
     def prompt_chunk(self) -> int:
@@ -76,7 +82,7 @@ class Admission:
 
     def sessions(self) -> list[Session]:
         """The running ones, lane by lane, then the waiting ones."""
-        return [*(slot.session for slot in self._slots()), *self.waiting]
+        return [*(slot.session for slot in self.slots()), *self.waiting]
 
     def submit(self, session: Session) -> Session | None:
         """Queue a session. If the queue is full, it may replace one of another client, which is returned.
@@ -168,7 +174,7 @@ class Admission:
 
     def shrink(self) -> None:
         """Free KV for sessions that have grown: first prefixes, then the last slot of the largest lane."""
-        self._evict()
+        self.evict()
         while self.room.used(self.lanes) > self.room.budget and self.running > 1:
             last = max(self.lanes, key=self.room.size).slots()[-1]
             self._preempt(last, keep=False)
@@ -181,14 +187,14 @@ class Admission:
                     return
             self.waiting.admit(session)
             self._begin(session, home)
-            self._evict()
+            self.evict()
 
     def _preempt_for(self, session: Session) -> bool:
         """Free a slot for a session whose client has none: the last one of the client with the most, if it has several.
 
         The KV of that slot is kept if there is room. Returns whether a slot was freed.
         """
-        slots = self._slots()
+        slots = self.slots()
         counts = Counter(slot.session.request.client for slot in slots)
         client, most = max(counts.items(), key=itemgetter(1), default=("", 0))
         if most < 2 or session.request.client in counts:
@@ -213,14 +219,18 @@ class Admission:
 
         def may_begin(session: Session) -> bool:
             is_short = long < LONG_PROMPTS or len(session.tokens) <= self.limits.chunk
-            return is_short and not (may_share and self._may_reuse(session) and waits(session, computing))
+            return (
+                is_short
+                and not session.restores
+                and not (may_share and self.may_reuse(session) and waits(session, computing))
+            )
 
         return self.waiting.next(may_begin)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        may_reuse = self._may_reuse(session)
+        may_reuse = self.may_reuse(session)
         match = self.prefixes.best(session.tokens[:-1]) if may_reuse else None
-        shared = most_shared(session, self._slots()) if may_reuse and self.plan.trimmable else None
+        shared = most_shared(session, self.slots()) if may_reuse and self.plan.trimmable else None
         reused = max(match.tokens if match else 0, shared[1] if shared else 0)
         session.earlier = Earlier(match.tokens, self.prefixes.rest(match)) if match else None
         lane = next(self._numbers)
@@ -260,13 +270,13 @@ class Admission:
             if match.tokens >= len(slot.session.request.prompt):
                 self.prefixes.evict_next(match.prefix)  # most likely its own, computed on an earlier ring
 
-    def _may_reuse(self, session: Session) -> bool:
+    def may_reuse(self, session: Session) -> bool:
         """Whether it may begin with the KV of another one. An evaluation needs every token computed; and where the answer
         depends on chunks, that KV may differ.
         """
         return not self.plan.chunked and not session.evaluate_request
 
-    def _slots(self) -> list[Slot]:
+    def slots(self) -> list[Slot]:
         return [slot for lane in self.lanes for slot in lane.slots()]
 
     def _row_of(self, slot: Slot) -> tuple[SequenceId, int]:
@@ -276,7 +286,7 @@ class Admission:
             lanes += [(lane.rows, lane.number), *lane.joining]
         return next((number, slots.index(slot)) for slots, number in lanes if slot in slots)
 
-    def _evict(self, more: int = 0) -> None:
+    def evict(self, more: int = 0) -> None:
         """Drop prefixes until everything and `more` tokens are within the budget."""
         while self.prefixes.full or self.tokens_used + more > self.room.budget:
             number = self.prefixes.evict()
@@ -284,14 +294,15 @@ class Admission:
                 return
             self.ops.append(Forget(number))
 
-    def keep_as(self, slot: Slot) -> SequenceId | None:
+    def keep_as(self, slot: Slot, lane: SequenceId, row: int) -> Sequence[CacheOp]:
         """See KeepAs."""
         tokens = slot.session.tokens[: slot.sent]
         size = self.limits.charge(len(tokens))
         is_wanted = not self.plan.chunked and self.prefixes.worth_adding(tokens)
         if not is_wanted or self.room.used(self.lanes) + size > self.room.budget:
-            return None
-        self._evict(size)
+            return ()
+        self.evict(size)
         number = next(self._numbers)
         self.ops += [Forget(old) for old in self.prefixes.add(number, tokens)]
-        return number
+        chain = chain_of(self.limits.stored, tokens) if self.limits.stored and len(tokens) >= MIN_STORED else b""
+        return (Keep(lane, row, number, slot.sent, chain),)

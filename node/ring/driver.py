@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from node.core.clock import now
 from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost, as_pippin_error, error_from
-from node.core.frames import Frame, Held, SequenceId
+from node.core.frames import CacheOp, Frame, Held, Restore, SequenceId
 from node.core.reports import RingTraffic
 from node.core.rings import Ring
 from node.engine.compute import Compute
@@ -18,6 +19,7 @@ from node.ring.guessing import Guessing
 from node.ring.pipeline import OpenLink, Pipeline
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session
+from node.ring.stored_kv import StoredKv
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +43,12 @@ class Driver:
         *,
         leftover: Mapping[SequenceId, tuple[int, ...]],
         guessing: Guessing | None = None,
+        stored: StoredKv | None = None,
     ) -> None:
         """`open_link`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
         itself, and with the Admission.prompt_chunk that it had. `leftover`: the tokens whose KV a ring of the same layers
-        left, by sequence number. `guessing`: None if no steps of guessed tokens are computed while stages are idle.
+        left, by sequence number. `guessing`: None if no steps of guessed tokens are computed while stages are idle. `stored`:
+        None if no KV is kept on the disk.
         """
         self.ring = ring
         self._on_ended = on_ended
@@ -66,6 +70,9 @@ class Driver:
         self._leftover = leftover
         self._held: tuple[Held, ...] = ()
         """KV of `_leftover` that this stage has. The other stages are asked for theirs before anything else is sent."""
+        self._stored = stored
+        self._restoring: asyncio.Task[None] | None = None
+        """Takes KV from this stage's disk."""
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
         self._requests = 0
@@ -95,6 +102,8 @@ class Driver:
             self._ended = reason
             self._leftover = {**self._leftover, **self._admission.sequences()}
             self._pipeline.close()
+            if self._restoring:
+                self._restoring.cancel()
             for session in self._admission.sessions():
                 self._admission.fail(session, reason)
             self._wake.set()
@@ -161,11 +170,14 @@ class Driver:
             if self._held and self._admission.waiting:
                 pipeline.open()
                 await pipeline.send(pipeline.frame(held=self._held))
+            elif self._stored and (asked_for := scheduler.restoring.begin()):
+                self._restoring = asyncio.create_task(self._restore(asked_for), name=f"KV for {self.ring.id}")
             elif step := scheduler.next():
                 await self._send(step)
             elif ops := self._admission.pop_ops():
                 await self._compute.run(self.runner.apply, ops)
                 await pipeline.send(pipeline.frame(ops))
+                self._keep(ops)
             elif self._compute.waiting:
                 return
             elif self._guesses and (guess := scheduler.guess()):
@@ -180,6 +192,7 @@ class Driver:
         frame = self._pipeline.frame(step=step)
         if self._alone:
             await self._run_alone(step, frame, begun_at)
+            self._keep(step.ops)
             return
         self._pipeline.open()
         # The caches here change in the order of jobs, those of other stages in the order of `send`. Both are the same for
@@ -190,6 +203,12 @@ class Driver:
             self._fail_step(step, error)
         else:
             await self._pipeline.send(frame, step, begun_at)
+            self._keep(step.ops)
+
+    def _keep(self, ops: Sequence[CacheOp]) -> None:
+        """These operations have been applied here: begin to store what they keep."""
+        if self._stored:
+            self._stored.keep(self.runner, self.ring.model, ops)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
         """Run a step of a ring of one stage, and the lane's next ones until something else is to be done. Each lands while
@@ -250,6 +269,9 @@ class Driver:
             self._finishing = asyncio.create_task(finish, name=f"step of {self.ring.id}")
             if before:
                 await before
+        elif sent and sent.restore:
+            none = replace(sent.restore, tokens=0)  # from a stage that knows of no KV on disks
+            self._restored(sent.restore, frame.restore or none)
         elif sent:
             self._begin_with(frame.held)
 
@@ -292,7 +314,7 @@ class Driver:
                 self._admission.fail(slot.session, error)
         self.end(error)
 
-    # --- KV of earlier rings, and the end ---------------------------------------------------------------------------
+    # --- KV of earlier rings ----------------------------------------------------------------------------------------
 
     def _begin_with(self, held: tuple[Held, ...]) -> None:
         """Begin with the KV that all stages have. No step is in flight."""
@@ -302,6 +324,30 @@ class Driver:
         self._admission.inherit(self._leftover, held)
         self._leftover, self._held = {}, ()
         self._wake.set()
+
+    # --- KV on disks --------------------------------------------------------------------------------------------------
+
+    async def _restore(self, asked: Restore) -> None:
+        """Take KV from disks for a session that waits for it. Root of a task: any error ends the ring."""
+        assert self._stored
+        try:
+            here = await self._stored.restore(self.runner, asked)
+            if self._alone or not here.tokens:
+                self._restored(here, here)
+            elif not self._ended:
+                self._pipeline.open()
+                await self._pipeline.send(self._pipeline.frame(restore=here))
+        except Exception as error:
+            if not isinstance(error, PippinError):
+                log.exception("KV could not be taken from the disk")
+            self.end(as_pippin_error(error))
+
+    def _restored(self, here: Restore, found: Restore) -> None:
+        """All stages have made a prefix of what they found; `here`: what this one did."""
+        self._scheduler.restoring.end(found, is_exact=found.tokens == here.tokens)
+        self._wake.set()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def end(self, reason: PippinError) -> None:
         """End the ring: it lost a frame, a link or a device, or its stages may differ. Its requests go on with the next

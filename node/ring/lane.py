@@ -1,19 +1,19 @@
 """Lanes as the driver keeps them: which sessions step together, and the operations before a step. Pure."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import count
 
-from node.core.frames import CacheOp, Drop, Filter, Keep, Merge, SequenceId
+from node.core.frames import CacheOp, Drop, Filter, Merge, SequenceId
 from node.core.nodes import NodeInfo
 from node.ring.session import Slot
 
 FIRST_NUMBER = 1 << 16
 """First number of prefixes and of lanes of prompts; decoding lanes have numbers below."""
-KeepAs = Callable[[Slot], SequenceId | None]
-"""Returns the number under which the stages are to keep a slot's KV, or None to free it. It may add operations, so all
-operations go into one list."""
+KeepAs = Callable[[Slot, SequenceId, int], Sequence[CacheOp]]
+"""Returns the operation by which the stages keep a slot's KV, which is in this row of this lane; none to free it. It may add
+operations, so all operations go into one list."""
 
 
 @dataclass(slots=True)
@@ -78,8 +78,7 @@ def free_rows(rows: list[Slot], lane: SequenceId, ops: list[CacheOp], keep_as: K
     if len(staying) == len(rows):
         return rows
     for row, slot in enumerate(rows):
-        number = keep_as(slot) if slot.gone and slot.keep else None
-        ops += [] if number is None else [Keep(lane, row, number, slot.sent)]
+        ops += keep_as(slot, lane, row) if slot.gone and slot.keep else ()
     ops.append(Filter(lane, tuple(staying)) if staying else Drop(lane))
     return [rows[row] for row in staying]
 

@@ -7,7 +7,7 @@ a successor loads nothing, and computes only the KV that some stage lost.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable
 from functools import partial
 
 from node.cluster.agent import Agent
@@ -40,8 +40,9 @@ from node.placement.footprint import stage_bytes
 from node.ring import requests
 from node.ring.driver import Driver
 from node.ring.limits import RingOptions
-from node.ring.loaded_shards import Fetch, LoadedShards, shape_of
+from node.ring.loaded_shards import Fetch, LoadedShards, Shape, shape_of
 from node.ring.roles import RingPart, Roles
+from node.ring.stored_kv import StoredKv
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
@@ -68,7 +69,10 @@ class Rings:
         fetch: Fetch,
         grammars: Grammars,
         options: RingOptions,
+        stored: StoredKv | None = None,
     ) -> None:
+        """`stored`: None if no KV is kept on the disk."""
+        self._stored = stored
         self._agent = agent
         self._me = agent.info.id
         self._book = book
@@ -76,7 +80,7 @@ class Rings:
         self._grammars = grammars
         self._usable = options.usable
         self._shards = LoadedShards(compute, fetch)
-        self._roles = Roles(agent, book, compute, client, self._shards, options)
+        self._roles = Roles(agent, book, compute, client, self._shards, options, stored)
         self._parts: dict[str, RingPart] = {}
         """By the ring's id."""
         self._leaving: list[RingPart] = []
@@ -203,8 +207,9 @@ class Rings:
             for loading in unwanted:
                 loading.cancel()
             await asyncio.wait(unwanted)
+        succeeding = {shape_of(ring) for ring, _ in stages}
         for part in gone:
-            await self._leave(part, (*gone, *self._parts.values()))
+            await self._leave(part, (*gone, *self._parts.values()), succeeding)
         self._leaving = []
         # A load that was cancelled or failed leaves memory to free, too.
         unfinished = any(part.report.state not in (StageState.READY, StageState.ENDED) for part in gone)
@@ -228,8 +233,10 @@ class Rings:
         report = StageReport(ring.id, Shard(ring.version, stage.start, stage.end), StageState.FETCHING)
         return RingPart(ring, ring.draft if ring.driver == self._me else None, report)
 
-    async def _leave(self, part: RingPart, others: Iterable[RingPart]) -> None:
-        """End this node's part in a ring. No reference to its role may stay, as it holds the weights."""
+    async def _leave(self, part: RingPart, others: Iterable[RingPart], succeeding: Container[Shape]) -> None:
+        """End this node's part in a ring. No reference to its role may stay, as it holds the weights. `succeeding`: shapes of the
+        rings to come.
+        """
         role, part.role = part.role, None
         if role is None:
             return
@@ -237,6 +244,10 @@ class Rings:
         # Another ring that runs on these layers would never ask for the KV.
         keep = not any(other.role and other.shard == part.shard for other in others)
         left = await role.close(replaced(part.ring.id), keep=keep)
+        if self._stored:
+            if shape_of(part.ring) not in succeeding:
+                await self._stored.flush()
+            self._stored.forget(role.runner)
         if keep and (loaded := self._shards.get(part.shard)):
             loaded.leftover_tokens, loaded.shape = left, shape_of(part.ring)
 

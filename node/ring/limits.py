@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from node.core.models import KvCost, Shard
+from node.core.models import KvCost, ModelVersion, Shard
 from node.core.rings import Ring
 from node.core.row_family import RowFamily
 from node.engine.device import prefill_chunk
@@ -48,6 +48,8 @@ class RingLimits:
     """The driver's weights, in tokens of KV of the same size. A step reads them, as it reads the KV of its lane."""
     step_timeout_s: float = 60.0
     """The ring ends when a step takes longer."""
+    stored: ModelVersion | None = None
+    """What KV on disks is of; None if this node keeps none there."""
     rows: RowFamily = field(default_factory=RowFamily)
     """How many tokens the steps of a single session have: what all stages of the ring have proven. It stays for the ring's life."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from node.core.clock import now
 from node.core.errors import BadRequest, PippinError, StaleFence
-from node.core.frames import CacheOp, Frame, Held
+from node.core.frames import CacheOp, Frame, Held, Restore
 from node.core.rings import Ring
 from node.ring.flight import Step
 from node.rpc.link import FrameLink
@@ -23,9 +23,11 @@ class InFlight:
     """A frame that the driver waits for."""
 
     step: Step | None
-    """None for the ring's first frame, which asks the stages for KV of earlier rings."""
+    """None for the ring's first frame, which asks the stages for KV of earlier rings, and for one that asks for KV on disks."""
     seq: int
     begun_at: float
+    restore: Restore | None = None
+    """What this stage has on its disk."""
 
 
 class Pipeline:
@@ -44,7 +46,7 @@ class Pipeline:
     @property
     def asking(self) -> bool:
         """The ring's first frame is in flight."""
-        return bool(self._in_flight) and self._in_flight[0].step is None
+        return bool(self._in_flight) and self._in_flight[0].step is None and not self._in_flight[0].restore
 
     @property
     def waited_s(self) -> float:
@@ -53,10 +55,16 @@ class Pipeline:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def frame(self, ops: tuple[CacheOp, ...] = (), step: Step | None = None, held: tuple[Held, ...] = ()) -> Frame:
+    def frame(
+        self,
+        ops: tuple[CacheOp, ...] = (),
+        step: Step | None = None,
+        held: tuple[Held, ...] = (),
+        restore: Restore | None = None,
+    ) -> Frame:
         """A frame without tensors, which the runner adds, and without its number, which `send` gives it."""
         if step is None:
-            return Frame(self._ring.id, self._ring.fence, 0, ops, held=held)
+            return Frame(self._ring.id, self._ring.fence, 0, ops, held=held, restore=restore)
         return Frame(
             self._ring.id,
             self._ring.fence,
@@ -84,8 +92,8 @@ class Pipeline:
                 return
             frame = replace(frame, seq=self._seq)
             self._seq += 1
-            if step or frame.held:
-                self._in_flight.append(InFlight(step, frame.seq, begun_at or now()))
+            if step or frame.held or frame.restore:
+                self._in_flight.append(InFlight(step, frame.seq, begun_at or now(), frame.restore))
             await self._link.send(frame)
 
     # --- back -------------------------------------------------------------------------------------------------------
@@ -99,9 +107,9 @@ class Pipeline:
             raise StaleFence(f"A frame of {frame.fence} came to ring {self._ring.id}, of {self._ring.fence}.")
         if not self._link:
             raise StaleFence(f"A frame came to ring {self._ring.id}, which has ended or sent none.")
-        if frame.lane is None and not self.asking:
-            return None
         sent = self._in_flight[0] if self._in_flight else None
+        if frame.lane is None and not (sent and sent.seq == frame.seq):
+            return None
         if sent is None or (sent.seq, sent.step and sent.step.lane) != (frame.seq, frame.lane):
             raise BadRequest(f"Frame {frame.seq} of lane {frame.lane} came back when another one was due.")
         return self._in_flight.popleft()

@@ -113,8 +113,7 @@ class ChunkSize:
 
     def _tokens(self, between: int, token_s: float = 0.0) -> int:
         """`token_s`: seconds for each token of this prompt; 0 before its first chunk."""
-        if not token_s and self.last_tokens:
-            token_s = self.last_s / self.last_tokens
+        token_s = token_s or self.token_s
         size = self.most if token_s else min(self.most, SHORT_CHUNK)
         least, limit = SHORT_CHUNK, LONG_CHUNK_S
         if between:
@@ -134,6 +133,11 @@ class ChunkSize:
         added_s = max(0.0, self.last_s - self.decode_s) / self.last_tokens
         chunks = round(math.sqrt((self.stages - 1) * unsent * added_s / self.decode_s))
         return math.ceil(unsent / max(1, min(chunks, unsent * MAX_DIVISOR // self.most)))
+
+    @property
+    def token_s(self) -> float:
+        """Seconds for each token of the last step of prompts; 0 before the first."""
+        return self.last_s / self.last_tokens if self.last_tokens else 0.0
 
     def note(self, tokens: Sequence[Sequence[int]], seconds: float) -> float:
         """A step of prompts is done. Returns the seconds for each token."""

@@ -1,7 +1,7 @@
 """What this node is in a ring: the driver that begins its steps, or a worker."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from node.cluster.agent import Agent
@@ -20,6 +20,7 @@ from node.ring.lane import sequence_numbers
 from node.ring.limits import RingOptions, limits_of
 from node.ring.loaded_shards import LoadedShard, LoadedShards
 from node.ring.scheduler import Scheduler
+from node.ring.stored_kv import StoredKv
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
 from node.rpc.link import FrameLink
@@ -52,7 +53,9 @@ class Roles:
         client: RpcClient,
         shards: LoadedShards,
         options: RingOptions,
+        stored: StoredKv | None,
     ) -> None:
+        self._stored = stored
         self._agent = agent
         self._book = book
         self._compute = compute
@@ -74,10 +77,12 @@ class Roles:
         # Another ring may use the same layers at the same time, so this one has caches of its own.
         runner = Runner(loaded.stage.sibling(), loaded.directory, self._compute.faults)
         if ring.driver != me:
-            return Worker(ring, self._compute, runner, open_link, on_ended, is_last=ring.after(me) == ring.driver)
+            is_last = ring.after(me) == ring.driver
+            return Worker(ring, self._compute, runner, open_link, on_ended, is_last=is_last, stored=self._stored)
         model = DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None
         is_wire_slow = partial(self._is_wire_slow, part, loaded.stage.weight_bytes)
         limits = limits_of(ring, self._options, part.shard, loaded)
+        limits = replace(limits, stored=ring.version if self._stored else None)
         driver = Driver(
             ring,
             Scheduler(limits, runner.plan, self._numbers, len(ring.nodes)),
@@ -87,6 +92,7 @@ class Roles:
             on_ended,
             leftover=loaded.leftover_tokens,
             guessing=Guessing(model, is_wire_slow) if self._options.guesses else None,
+            stored=self._stored,
         )
         loaded.leftover_tokens = {}
         return driver

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from node.core.errors import PippinError
 from node.core.evaluation import Evaluation
-from node.core.frames import Back, Keep, SequenceId
+from node.core.frames import Back, SequenceId
 from node.core.generation import TokenEvent
 from node.engine.plan import Plan
 from node.engine.verdict import Following, RowResult, Verdict
@@ -23,6 +23,7 @@ from node.ring.flight import Flight, Step
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import Prefill
+from node.ring.restoring import Restoring
 from node.ring.session import Session, Slot
 
 MAX_STEPS = 16
@@ -36,6 +37,7 @@ class Scheduler:
         """`plan`: of the model. `numbers`: see node.ring.lane.sequence_numbers. `stages`: number of the ring's stages."""
         self.flight = Flight(stages)
         self.admission = Admission(limits, plan, numbers, self.flight, stages)
+        self.restoring = Restoring(self.admission, numbers)
         self._begins_ahead = stages == 1 and plan.steps_back
         """Whether a lane's step can begin before the tokens of the last one are read."""
         self.guessed = 0
@@ -226,5 +228,4 @@ class Scheduler:
         if self.admission.plan.trimmable:
             return
         for row, slot in enumerate(prefill.slots):  # later sessions can go back to no other position
-            number = None if slot.gone else self.admission.keep_as(slot)
-            self.admission.ops += [] if number is None else [Keep(prefill.lane, row, number, slot.sent)]
+            self.admission.ops += () if slot.gone else self.admission.keep_as(slot, prefill.lane, row)

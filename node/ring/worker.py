@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
 from node.core.errors import BadRequest, PippinError, RingLost, StaleFence, as_pippin_error
-from node.core.frames import Failure, Frame
+from node.core.frames import Failure, Frame, Restore
 from node.core.rings import Ring
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.ring.pipeline import OpenLink
+from node.ring.stored_kv import StoredKv
 from node.rpc.link import FrameLink
 
 log = logging.getLogger(__name__)
@@ -31,10 +32,14 @@ class Worker:
         on_ended: Callable[[PippinError, int], None],
         *,
         is_last: bool,
+        stored: StoredKv | None = None,
     ) -> None:
-        """`on_ended`: see Driver; a worker knows of no prompts. `is_last`: of the ring's stages."""
+        """`on_ended`: see Driver; a worker knows of no prompts. `is_last`: of the ring's stages. `stored`: None if no KV is kept
+        on the disk.
+        """
         self.ring = ring
         self._is_last = is_last
+        self._stored = stored
         self._compute = compute
         self.runner = runner
         self._open_link = open_link
@@ -114,7 +119,17 @@ class Worker:
             raise BadRequest(f"Frame {frame.seq} of {frame.fence} came when {self._seq} of {self.ring.fence} was due.")
         self._seq += 1
         await self._may_queue.acquire()
-        self._relayed.put_nowait((frame, self._compute.queue(self.runner.relay, frame, last=self._is_last)))
+        job = self._compute.queue(self.runner.relay, frame, last=self._is_last)
+        if frame.restore:
+            job = asyncio.ensure_future(self._restore(frame.restore, job))
+        self._relayed.put_nowait((frame, job))
+        if self._stored:
+            self._stored.keep(self.runner, self.ring.model, frame.ops)
+
+    async def _restore(self, asked: Restore, job: asyncio.Future[Frame]) -> Frame:
+        """The frame with what this stage has of the KV on disks. Frames behind it are computed meanwhile, but not sent on."""
+        frame, none = await job, replace(asked, tokens=0)
+        return replace(frame, restore=await self._stored.restore(self.runner, asked) if self._stored else none)
 
     async def _send_relayed(self) -> None:
         """Send the frames on, in the order in which they came."""

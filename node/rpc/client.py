@@ -28,7 +28,7 @@ from node.rpc.security import Security
 from node.rpc.server import FRAMES_METHOD
 from node.wire import control_pb2, serving_pb2
 from node.wire.control_pb2_grpc import ControlStub
-from node.wire.serving_pb2_grpc import FilesStub, ServingStub
+from node.wire.serving_pb2_grpc import FilesStub, KvStub, ServingStub
 
 CALL_TIMEOUT_S = 5.0
 """For calls that a healthy node answers at once."""
@@ -40,6 +40,8 @@ DESCRIBE_TIMEOUT_S = 60.0
 """Time to read the headers of a big model's files from a slow disk."""
 STALL_TIMEOUT_S = 30.0
 """Silence while reading a file: a disk that has to wake up takes some 10 s."""
+FIND_TIMEOUT_S = 1.0
+"""To tell which KV it has, a node looks only into its memory; a prompt waits for the answer."""
 RESPONSE_TIMEOUT_S = 60.0
 """For a whole response of MAX_RESPONSE_BYTES: a peer that sends it byte by byte would otherwise hold its place for ever."""
 MAX_RESPONSE_BYTES = 64 * 2**20
@@ -258,6 +260,27 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
         async with aclosing(_parts(call, peer, name)) as parts:
             async for chunk in parts:
                 yield chunk.data, chunk.sha256
+
+    async def find_kv(self, peer: Address, chain: bytes) -> list[tuple[int, int, int]]:
+        """As KvHandler.find; nothing of a peer that is too old."""
+        stub = KvStub(self._channel(peer, "files"))
+        with calling(peer.target):
+            answer = checked(await stub.Find(serving_pb2.KvQuery(chain=chain), timeout=FIND_TIMEOUT_S))
+            return [(span.block, span.first, span.end) for span in answer.spans]
+
+    async def read_kv(self, peer: Address, chain: bytes, caches: range, most: int) -> AsyncGenerator[bytes, None]:
+        """Yield blocks of at most so many bytes, as KvHandler.read."""
+        stub = KvStub(self._channel(peer, "files"))
+        call = stub.Read(serving_pb2.KvQuery(chain=chain, first=caches.start, end=caches.stop))
+        block = bytearray()
+        async with aclosing(_parts(call, peer, "KV")) as parts:
+            async for part in parts:
+                block += part.data
+                if len(block) > most:
+                    raise Incompatible(f"{peer.target} sent more than {most:,} bytes of a block of KV.")
+                if part.ends:
+                    yield bytes(block)
+                    block.clear()
 
     def link(self, peer: Address, on_broken: Callable[[PippinError], None]) -> FrameLink:
         return FrameLink(self._channel(peer, "frames"), FRAMES_METHOD, peer.target, on_broken)

@@ -1,6 +1,6 @@
 """Interfaces that the rest of the node implements for the RPC server."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 
 from node.core.commands import Command
@@ -78,3 +78,14 @@ class FilesHandler(Protocol):
 
         Raises the same as `listing`.
         """
+
+
+class KvHandler(Protocol):
+    def find(self, chain: bytes, caller: Caller) -> Sequence[tuple[int, int, int]]:
+        """Blocks that are on this node's disk: the place in the chain of each, and its caches [first, end).
+
+        Raises NotAdmitted unless the caller is a node of this cluster.
+        """
+
+    def read(self, chain: bytes, caches: range, caller: Caller) -> AsyncGenerator[Sequence[bytes | memoryview], None]:
+        """Yield these caches of these blocks in their order, in parts, until one is not whole. Raises NotAdmitted, Overloaded."""

@@ -24,15 +24,17 @@ from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS
 from node.rpc.connection_limit import ConnectionLimit
 from node.rpc.frame_codec import decode
 from node.rpc.guard import Guard, caller_of, check_sender
-from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
+from node.rpc.handlers import ControlHandler, FilesHandler, KvHandler, ServingHandler
 from node.rpc.mapping import from_message, member, to_message
 from node.rpc.security import Security
 from node.wire import control_pb2, serving_pb2
 from node.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from node.wire.serving_pb2_grpc import (
     FilesServicer,
+    KvServicer,
     ServingServicer,
     add_FilesServicer_to_server,
+    add_KvServicer_to_server,
     add_ServingServicer_to_server,
 )
 
@@ -45,6 +47,8 @@ MAX_RESPONSES = 8
 """Responses that are sent at once; each may have megabytes, which stay in memory until the reader has them."""
 MAX_RESPONSES_OF_ONE = 4
 """Of those, to one node; it asks for no more at once."""
+KV_PART = 1 << 20
+"""Bytes of KV in one message."""
 FRAMES_METHOD = "/pippin.serving.RingLink/Frames"
 
 
@@ -84,10 +88,15 @@ class RpcServer:
         except RuntimeError as error:
             raise taken from error
 
-    async def start(self, control: ControlHandler, serving: ServingHandler, files: FilesHandler) -> None:
+    async def start(
+        self, control: ControlHandler, serving: ServingHandler, files: FilesHandler, kv: KvHandler | None = None
+    ) -> None:
+        """`kv`: None if this node keeps no KV on its disk."""
         add_ControlServicer_to_server(_Control(control), self._server)
         add_ServingServicer_to_server(_Serving(serving), self._server)
         add_FilesServicer_to_server(_Files(files), self._server)
+        if kv:
+            add_KvServicer_to_server(_Kv(kv), self._server)
         self._server.add_generic_rpc_handlers((_frames_handler(serving),))
         await self._server.start()
         self._limit = ConnectionLimit(self.port, MAX_CONNECTIONS_OF_ADDRESS)
@@ -209,6 +218,24 @@ class _Files(FilesServicer):
         span = request.offset, request.length
         async for data, sha256 in self._handler.read(request.model, request.revision, request.name, *span):
             yield serving_pb2.FileChunk(data=data, sha256=sha256)
+
+
+class _Kv(KvServicer):
+    def __init__(self, handler: KvHandler) -> None:
+        self._handler = handler
+
+    async def Find(self, request: serving_pb2.KvQuery, context: Context) -> serving_pb2.KvFound:
+        spans = self._handler.find(request.chain, caller_of(context))
+        return serving_pb2.KvFound(spans=[serving_pb2.KvSpan(block=k, first=a, end=b) for k, a, b in spans])
+
+    async def Read(self, request: serving_pb2.KvQuery, context: Context) -> AsyncGenerator[serving_pb2.KvPart, None]:
+        caches = range(request.first, request.end)
+        async with aclosing(self._handler.read(request.chain, caches, caller_of(context))) as blocks:
+            async for block in blocks:
+                data = b"".join(block)
+                for begin in range(0, len(data), KV_PART):
+                    part = data[begin : begin + KV_PART]
+                    yield serving_pb2.KvPart(data=part, ends=begin + KV_PART >= len(data))
 
 
 def _frames_handler(serving: ServingHandler) -> grpc.GenericRpcHandler:

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Header(_message.Message):
-    __slots__ = ("ring", "term", "epoch", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled", "every", "held", "faults", "unverified")
+    __slots__ = ("ring", "term", "epoch", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled", "every", "held", "faults", "unverified", "restore")
     RING_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Header(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     UNVERIFIED_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
     ring: str
     term: int
     epoch: int
@@ -40,7 +41,22 @@ class Header(_message.Message):
     held: _containers.RepeatedCompositeFieldContainer[Held]
     faults: _containers.RepeatedCompositeFieldContainer[Fault]
     unverified: int
-    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ..., unverified: _Optional[int] = ...) -> None: ...
+    restore: Restore
+    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ..., unverified: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ...) -> None: ...
+
+class Restore(_message.Message):
+    __slots__ = ("number", "tokens", "least", "chain", "seconds")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    tokens: int
+    least: int
+    chain: bytes
+    seconds: float
+    def __init__(self, number: _Optional[int] = ..., tokens: _Optional[int] = ..., least: _Optional[int] = ..., chain: _Optional[bytes] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Fault(_message.Message):
     __slots__ = ("row", "start", "end")
@@ -81,7 +97,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
 
 class Op(_message.Message):
-    __slots__ = ("kind", "lane", "source", "rows", "tokens", "prefix", "row")
+    __slots__ = ("kind", "lane", "source", "rows", "tokens", "prefix", "row", "chain")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[Op.Kind]
@@ -111,6 +127,7 @@ class Op(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
     kind: Op.Kind
     lane: int
     source: int
@@ -118,4 +135,5 @@ class Op(_message.Message):
     tokens: int
     prefix: int
     row: int
-    def __init__(self, kind: _Optional[_Union[Op.Kind, str]] = ..., lane: _Optional[int] = ..., source: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., prefix: _Optional[int] = ..., row: _Optional[int] = ...) -> None: ...
+    chain: bytes
+    def __init__(self, kind: _Optional[_Union[Op.Kind, str]] = ..., lane: _Optional[int] = ..., source: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., prefix: _Optional[int] = ..., row: _Optional[int] = ..., chain: _Optional[bytes] = ...) -> None: ...

@@ -7,6 +7,40 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class KvQuery(_message.Message):
+    __slots__ = ("chain", "first", "end")
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    chain: bytes
+    first: int
+    end: int
+    def __init__(self, chain: _Optional[bytes] = ..., first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class KvSpan(_message.Message):
+    __slots__ = ("block", "first", "end")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    block: int
+    first: int
+    end: int
+    def __init__(self, block: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class KvFound(_message.Message):
+    __slots__ = ("spans",)
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    spans: _containers.RepeatedCompositeFieldContainer[KvSpan]
+    def __init__(self, spans: _Optional[_Iterable[_Union[KvSpan, _Mapping]]] = ...) -> None: ...
+
+class KvPart(_message.Message):
+    __slots__ = ("data", "ends")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    ends: bool
+    def __init__(self, data: _Optional[bytes] = ..., ends: _Optional[bool] = ...) -> None: ...
+
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs")
     class LogitBiasEntry(_message.Message):

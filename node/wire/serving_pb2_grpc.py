@@ -296,3 +296,120 @@ class Files:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class KvStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Find = channel.unary_unary(
+                '/pippin.serving.Kv/Find',
+                request_serializer=node_dot_wire_dot_serving__pb2.KvQuery.SerializeToString,
+                response_deserializer=node_dot_wire_dot_serving__pb2.KvFound.FromString,
+                _registered_method=True)
+        self.Read = channel.unary_stream(
+                '/pippin.serving.Kv/Read',
+                request_serializer=node_dot_wire_dot_serving__pb2.KvQuery.SerializeToString,
+                response_deserializer=node_dot_wire_dot_serving__pb2.KvPart.FromString,
+                _registered_method=True)
+
+
+class KvServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def Find(self, request, context):
+        """Which caches of these blocks of KV are on the node's disk.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Read(self, request, context):
+        """These caches of these blocks, one after the other; fewer, where the node has lost one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_KvServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Find': grpc.unary_unary_rpc_method_handler(
+                    servicer.Find,
+                    request_deserializer=node_dot_wire_dot_serving__pb2.KvQuery.FromString,
+                    response_serializer=node_dot_wire_dot_serving__pb2.KvFound.SerializeToString,
+            ),
+            'Read': grpc.unary_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=node_dot_wire_dot_serving__pb2.KvQuery.FromString,
+                    response_serializer=node_dot_wire_dot_serving__pb2.KvPart.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'pippin.serving.Kv', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('pippin.serving.Kv', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Kv:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Find(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pippin.serving.Kv/Find',
+            node_dot_wire_dot_serving__pb2.KvQuery.SerializeToString,
+            node_dot_wire_dot_serving__pb2.KvFound.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pippin.serving.Kv/Read',
+            node_dot_wire_dot_serving__pb2.KvQuery.SerializeToString,
+            node_dot_wire_dot_serving__pb2.KvPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -1,0 +1,128 @@
+"""Blocks of KV of other nodes: which of them have what, and how it comes here; and this node's for the others.
+
+Only nodes of the cluster get any, as they get frames: by certificate, or without a secret by their addresses. Who asks for a block
+knows its name, and so the text. Whoever sends one could as well compute a stage wrongly: nodes of a cluster trust each other so far.
+"""
+
+import asyncio
+import io
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from node.core.errors import NotAdmitted, Overloaded, PippinError
+from node.core.frames import Tensor
+from node.core.nodes import Address, Caller
+from node.core.pool import Pool
+from node.kv.blocks import NAME_BYTES, Damaged, decode, encode, names_of
+from node.kv.store import KvStore
+from node.rpc.client import RpcClient
+
+log = logging.getLogger(__name__)
+
+MAX_READERS = 8
+"""Streams of KV that are sent at once."""
+MAX_READERS_OF_ONE = 4
+"""Of those, to one node."""
+_MAX_SPANS = 65536
+
+Spans = Mapping[Address, Sequence[tuple[int, int, int]]]
+"""Of each node: blocks, by their places in a chain, and their caches [first, end)."""
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    store: KvStore
+    pool: Pool
+    """Reads the disk for other nodes."""
+    client: RpcClient
+    others: Callable[[], Sequence[Address]]
+    """The other nodes of the cluster."""
+    is_member: Callable[[Caller], bool]
+    _readers: Counter[str] = field(default_factory=Counter[str])
+
+    # --- for other nodes ----------------------------------------------------------------------------------------------
+
+    def find(self, chain: bytes, caller: Caller) -> list[tuple[int, int, int]]:
+        self._check(caller)
+        found = [(k, *span) for k, name in enumerate(names_of(chain)) for span in self.store.parts(name)]
+        return found[:_MAX_SPANS]
+
+    async def read(
+        self, chain: bytes, caches: range, caller: Caller
+    ) -> AsyncGenerator[Sequence[bytes | memoryview], None]:
+        self._check(caller)
+        reader, total = caller.node or caller.address, self._readers.total()
+        if total >= MAX_READERS or self._readers[reader] >= MAX_READERS_OF_ONE:
+            raise Overloaded(f"KV is being sent {total} times already, {self._readers[reader]} times to {reader}.")
+        self._readers[reader] += 1
+        try:
+            for name in names_of(chain):
+                kv = await self.pool.run(self.store.read, name, caches)
+                if len(kv) < len(caches):
+                    return
+                yield await self.pool.run(encode, name, kv)
+        finally:
+            self._readers -= Counter((reader,))  # without those that have none left
+
+    def _check(self, caller: Caller) -> None:
+        if not self.is_member(caller):
+            raise NotAdmitted(f"KV is for nodes of this cluster, of which {caller.address} is none.")
+
+    # --- from other nodes ---------------------------------------------------------------------------------------------
+
+    async def ask(self, chain: bytes) -> Spans:
+        """What the other nodes have of these blocks."""
+        peers = self.others()
+        told = await asyncio.gather(*(self._ask(peer, chain) for peer in peers))
+        return dict(zip(peers, told, strict=True))
+
+    async def _ask(self, peer: Address, chain: bytes) -> Sequence[tuple[int, int, int]]:
+        try:
+            return await self.client.find_kv(peer, chain)
+        except PippinError as error:  # a node of an earlier version has no such call
+            log.debug("%s tells of no KV: %s", peer, error)
+            return ()
+
+    async def fetch(
+        self, peer: Address, chain: bytes, caches: range, most: int
+    ) -> AsyncGenerator[dict[int, dict[str, Tensor]], None]:
+        """Yield these caches of these blocks, of at most so many bytes, in their order; fewer, if the peer fails."""
+        names = iter(names_of(chain))
+        try:
+            async with aclosing(self.client.read_kv(peer, chain, caches, most)) as blocks:
+                async for data in blocks:
+                    if (name := next(names, None)) is None:
+                        return
+                    yield await self.pool.run(decode, io.BytesIO(data), name, caches)
+        except (PippinError, Damaged) as error:
+            log.warning("no more KV comes from %s: %s", peer, error)
+
+
+def sources(spans: Spans, lacking: Sequence[Collection[int]]) -> tuple[int, dict[tuple[Address, range], list[int]]]:
+    """Whom to ask for what: how many of the first blocks can be completed, of which `lacking` says what is not here, and the
+    blocks to ask each node for, by node and caches.
+    """
+    asked: dict[tuple[Address, range], list[int]] = {}
+    held: dict[int, list[tuple[Address, range]]] = {}
+    for peer, told in spans.items():
+        for block, first, end in told:
+            held.setdefault(block, []).append((peer, range(first, end)))
+    for block, missing in enumerate(lacking):
+        rest, chosen = set(missing), list[tuple[Address, range]]()
+        for peer, caches in held.get(block, ()):
+            if found := rest & set(caches):
+                chosen.append((peer, range(min(found), max(found) + 1)))
+                rest -= found
+        if rest:
+            return block, asked
+        for source in chosen:
+            asked.setdefault(source, []).append(block)
+    return len(lacking), asked
+
+
+def part_of(chain: bytes, blocks: Sequence[int]) -> bytes:
+    """The names of these blocks of a chain."""
+    return b"".join(chain[k * NAME_BYTES : (k + 1) * NAME_BYTES] for k in blocks)

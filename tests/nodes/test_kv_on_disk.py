@@ -1,0 +1,92 @@
+"""What was computed outlives the ring, its cut and all processes: the next turn of a long chat takes its KV from the nodes' disks."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import MODEL, Cluster, Node, chat_body, running_cluster, until
+
+pytestmark = pytest.mark.slow
+
+BLOCK = 256
+STORY = " ".join(f"On day {day} we walked {day * 7 % 31} miles to the river." for day in range(1, 82))
+FIRST = [{"role": "user", "content": STORY}]
+TOKENS = 40
+
+
+def turn(node: Node, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    body = {**chat_body(""), "messages": messages, "max_tokens": TOKENS, "temperature": 0}
+    answer = node.post("/v1/chat/completions", body)
+    assert answer.status == 200, answer.text
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def next_messages(first: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*FIRST, first["choices"][0]["message"], {"role": "user", "content": "And then?"}]
+
+
+def text(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def cached(answer: dict[str, Any]) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def blocks_of(answer: dict[str, Any]) -> int:
+    return int(answer["usage"]["prompt_tokens"]) // BLOCK
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The answers of both turns, in a cluster that keeps no KV on disks and to which nothing happens."""
+    with running_cluster(tmp_path_factory.mktemp("undisturbed")) as cluster:
+        nodes = cluster.start(2, "--model", MODEL, "--stages", "2", "--kv-disk", "0")
+        cluster.ready(*nodes, stages=2)
+        first = turn(nodes[0], FIRST)
+        assert not stored(cluster, nodes[0])
+        return first, turn(nodes[0], next_messages(first))
+
+
+def stored(cluster: Cluster, node: Node) -> int:
+    """How many blocks a node has on its disk."""
+    return len(list((cluster.directory / node.name / "kv").glob("*/*.safetensors")))
+
+
+def first_turn(cluster: Cluster, undisturbed: tuple[dict[str, Any], dict[str, Any]]) -> int:
+    """Have it computed and stored by a ring of two. Returns its blocks."""
+    nodes = cluster.start(2, "--model", MODEL, "--stages", "2")
+    cluster.ready(*nodes, stages=2)
+    first = turn(nodes[0], FIRST)
+    assert text(first) == text(undisturbed[0])
+    blocks = blocks_of(first)
+    assert blocks >= 5
+    for node in nodes:
+        until(lambda node=node: stored(cluster, node) >= blocks, "the blocks are on the disk")
+    return blocks
+
+
+def test_a_ring_of_other_nodes_and_another_cut_begins_with_it(
+    cluster: Cluster, undisturbed: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    blocks = first_turn(cluster, undisturbed)
+    third = cluster.launch("--model", MODEL, "--stages", "3").started()
+    cluster.ready(*cluster.nodes, stages=3)
+    second = turn(third, next_messages(undisturbed[0]))
+    assert text(second) == text(undisturbed[1])
+    assert cached(second) >= blocks * BLOCK
+
+
+def test_it_outlives_the_kill_of_all_nodes(
+    cluster: Cluster, undisturbed: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    blocks = first_turn(cluster, undisturbed)
+    nodes = list(cluster.nodes)
+    for node in nodes:
+        node.kill()
+    again = [cluster.launch("--model", MODEL, "--stages", "2", name=node.name) for node in nodes]
+    cluster.ready(*(node.started() for node in again), stages=2)
+    second = turn(again[0], next_messages(undisturbed[0]))
+    assert text(second) == text(undisturbed[1])
+    assert cached(second) >= blocks * BLOCK
