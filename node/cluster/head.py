@@ -100,7 +100,8 @@ class Head:
     async def load(self, model: str, wish: Wish) -> None:
         """Have a model loaded for good, as a user wishes; returns and raises as `want` does. A failed wish is forgotten."""
         self._agent.check_head()
-        before = self._wanted.wish(model, wish)
+        crashes = [crash.at for node in self._agent.alive() for crash in node.crashed if crash.model == model]
+        before = self._wanted.wish(model, replace(wish, despite=max(crashes, default=0)))
         try:
             await self.want(model)
         except PippinError:

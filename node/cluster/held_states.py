@@ -84,7 +84,7 @@ def _news(report: NodeReport) -> tuple[object, ...]:
         [(stage.ring, stage.shard, stage.state, stage.error) for stage in report.stages],
         [(ring.ring, ring.running + ring.queued > 0) for ring in report.traffic],
         (report.models, report.preload, report.drafts, report.min_stages, report.idle, report.speeds),
-        (report.aliases, report.presets),
+        (report.aliases, report.presets, report.crashed),
         report.peers,
         [issue.code for issue in report.issues],
     )

@@ -3,17 +3,25 @@
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from node.cluster.agent import Agent
 from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
 from node.core.clock import now
-from node.core.errors import ModelChanged, Overloaded, PippinError, ShuttingDown, as_pippin_error, error_from
+from node.core.errors import (
+    ModelChanged,
+    ModelCrashes,
+    Overloaded,
+    PippinError,
+    ShuttingDown,
+    as_pippin_error,
+    error_from,
+)
 from node.core.limits import MAX_TEXT_CHARS
 from node.core.models import ModelSpec, Wish
-from node.core.reports import NodeReport, StageReport, StageState
+from node.core.reports import Crash, NodeReport, StageReport, StageState
 from node.core.rings import Placement, Refusal
 from node.core.views import ClusterView
 
@@ -265,10 +273,23 @@ class WantedModels:
                         self.retries.setdefault((model, node.info.id), Retry()).fail()
                 elif wanted := self.models.get(model):
                     _refuse(wanted, node.info.name, stage)
+        for node, crash in self._crashes(nodes):
+            if crash.model not in served:
+                self.models[crash.model].failure = _refusal(crash.model, _crashed(node.info.name, crash))
+
+    def _crashes(self, nodes: Iterable[NodeReport]) -> Iterator[tuple[NodeReport, Crash]]:
+        """What ended nodes that loaded these models, and why no other node is to try, until a user wants it all the same."""
+        for node in nodes:
+            for crash in node.crashed:
+                wanted = self.models.get(crash.model)
+                is_same = wanted and wanted.spec and wanted.spec.version.revision == crash.revision
+                if wanted and is_same and crash.at > wanted.wish.despite:
+                    yield node, crash
 
     def barred(self) -> tuple[tuple[str, str], ...]:
         """(Model, node) pairs of replicas that are not to be tried yet."""
-        return tuple(pair for pair, retry in self.retries.items() if retry.at > now())
+        crashed = [(crash.model, node.info.id) for node, crash in self._crashes(self._agent.alive())]
+        return (*(pair for pair, retry in self.retries.items() if retry.at > now()), *crashed)
 
     def placeable(self) -> list[str]:
         """Models that could be placed: named ones first, then by the time of the last request, latest first."""
@@ -299,6 +320,13 @@ def _refuse(wanted: WantedModel, node: str, stage: StageReport) -> None:
         return
     wanted.failed_at = now()
     wanted.retry.fail()
+
+
+def _crashed(node: str, crash: Crash) -> ModelCrashes:
+    return ModelCrashes(
+        f"{node} ended by a fault ({crash.cause}) while it loaded {crash.model}.",
+        hint=f"`last-crash.txt` in its data directory has more. `cluster load {crash.model}` tries it again.",
+    )
 
 
 def _refusal(model: str, error: PippinError) -> Refusal:

@@ -53,9 +53,13 @@ def _about(peer: PeerView, issues: Iterable[Issue]) -> Iterator[Issue]:
 
 
 def _version_issues(present: Iterable[NodeInfo]) -> Iterator[Issue]:
+    """What nodes of another version do not tell is not compared."""
     versions: dict[str, list[str]] = {}
-    for info in present:
-        versions.setdefault(info.version, []).append(info.name)
+    infos = list(present)
+    differ = len({info.libraries for info in infos if info.libraries}) > 1
+    for info in infos:
+        with_libraries = f"{info.version} ({info.libraries})" if differ and info.libraries else info.version
+        versions.setdefault(with_libraries, []).append(info.name)
     if len(versions) > 1:
         each = "; ".join(f"{version} on {', '.join(names[:_MAX_NAMED])}" for version, names in sorted(versions.items()))
         yield Code.VERSION_SKEW.issue(count=len(versions), versions=each)

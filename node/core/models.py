@@ -95,6 +95,8 @@ class Wish:
     """Minimum number of nodes to spread it over; 0: the largest --stages of any node."""
     context: int = 0
     """Maximum context in tokens; 0: what the head gives to all models."""
+    despite: int = 0
+    """Crashes up to this time (Crash.at) do not keep it from being loaded: the user knew of them."""
 
 
 @dataclass(frozen=True, slots=True)

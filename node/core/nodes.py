@@ -30,6 +30,8 @@ class NodeInfo:
     """Unix milliseconds, by this node's clock."""
     system: str = ""
     """Operating system and its version; empty from nodes of earlier versions."""
+    libraries: str = ""
+    """Versions of mlx and mlx-lm, which decide each bit of an answer; empty from nodes of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,19 @@ class RingTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Crash:
+    """A fault that ended a node's process while it loaded a model."""
+
+    model: str
+    """Its id."""
+    revision: str
+    cause: str = ""
+    """Such as "Segmentation fault"."""
+    at: int = 0
+    """Unix seconds, by the node's clock, of its next start."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeMetrics:
     """Values of a node for `/metrics`, apart from those that its HTTP side counts."""
 
@@ -178,6 +191,8 @@ class NodeReport:
     """Of its machine and of its options, found by itself."""
     aliases: tuple[Alias, ...] = ()
     presets: tuple[Preset, ...] = ()
+    crashed: tuple[Crash, ...] = ()
+    """In which it has loaded the model successfully since, are not among them."""
 
 
 @dataclass(frozen=True, slots=True)

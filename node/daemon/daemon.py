@@ -197,6 +197,7 @@ class Daemon:
             issues=(*self._upkeep.issues, *failed),
             aliases=tuple(Alias(*given) for given in self._options.aliases),
             presets=tuple(Preset(model, dict(given)) for model, given in self._options.presets),
+            crashed=self._models.crashes.crashed(),
         )
 
     async def _issues(self) -> tuple[Issue, ...]:

@@ -12,6 +12,7 @@ from node.core.reports import Download
 from node.daemon.network import Network
 from node.engine.compute import Compute
 from node.engine.trials import Trials
+from node.host.crashes import Crashes
 from node.kv.exchange import Exchange
 from node.kv.store import KvStore
 from node.model.catalogue import Catalogue, lm_studio
@@ -68,6 +69,7 @@ class Models:
         )
         store = KvStore(directory / "kv", options.kv_disk)
         self.kv = Exchange(store, pools.offers, client, agent.others, agent.is_member)
+        self.crashes = Crashes(directory)
         self.grammars = Grammars(sandboxes, options.grammar_timeout)
         self.preload: tuple[str, ...] = ()
         """Models of --model that the user still wants, and in `drafts` the pairs of --draft."""

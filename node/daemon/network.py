@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from ipaddress import ip_address
 
 from api.http.server import ApiServer
@@ -57,6 +58,7 @@ class Network:
             chip=facts.chip,
             started_at=time.time_ns() // 1_000_000,
             system=system_name(),
+            libraries=f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}",
         )
         book = AddressBook(info.id, self.client, interfaces, anywhere=security is not None)
         self.agent = Agent(

@@ -52,8 +52,8 @@ class Serving:
             guesses=options.guesses,
         )
         self.stored = None if options.kv_disk == 0 else StoredKv(models.kv, compute, pools.kv)
-        fetch = models.of_shard
-        self.rings = Rings(agent, agent.book, compute, client, fetch, models.grammars, limits, self.stored)
+        fetch, marked = models.of_shard, models.crashes.loading
+        self.rings = Rings(agent, compute, client, fetch, models.grammars, limits, self.stored, marked)
         self.head = Head(
             agent,
             models.specs,

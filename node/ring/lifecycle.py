@@ -8,6 +8,7 @@ a successor loads nothing, and computes only the KV that some stage lost.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable
+from contextlib import nullcontext
 from functools import partial
 
 from node.cluster.agent import Agent
@@ -35,12 +36,11 @@ from node.core.warning_codes import Code
 from node.engine.compute import Compute
 from node.engine.device import MIN_CHUNK
 from node.host.memory import stranded
-from node.members.address_book import AddressBook
 from node.placement.footprint import stage_bytes
 from node.ring import requests
 from node.ring.driver import Driver
 from node.ring.limits import RingOptions
-from node.ring.loaded_shards import Fetch, LoadedShards, Shape, shape_of
+from node.ring.loaded_shards import Fetch, LoadedShards, Marked, Shape, shape_of
 from node.ring.roles import RingPart, Roles
 from node.ring.stored_kv import StoredKv
 from node.ring.worker import Worker
@@ -63,24 +63,23 @@ class Rings:
     def __init__(
         self,
         agent: Agent,
-        book: AddressBook,
         compute: Compute,
         client: RpcClient,
         fetch: Fetch,
         grammars: Grammars,
         options: RingOptions,
         stored: StoredKv | None = None,
+        marked: Marked = nullcontext,
     ) -> None:
         """`stored`: None if no KV is kept on the disk."""
         self._stored = stored
         self._agent = agent
         self._me = agent.info.id
-        self._book = book
         self._compute = compute
         self._grammars = grammars
         self._usable = options.usable
-        self._shards = LoadedShards(compute, fetch)
-        self._roles = Roles(agent, book, compute, client, self._shards, options, stored)
+        self._shards = LoadedShards(compute, fetch, marked)
+        self._roles = Roles(agent, agent.book, compute, client, self._shards, options, stored)
         self._parts: dict[str, RingPart] = {}
         """By the ring's id."""
         self._leaving: list[RingPart] = []
@@ -153,7 +152,7 @@ class Rings:
         while not (role := self._role(first.ring)):
             if not await self._began.wait(deadline - now()):
                 raise StaleFence(f"This node is not part of ring {first.ring}.")
-        if not self._book.is_from(role.ring.before(self._me), caller):
+        if not self._agent.book.is_from(role.ring.before(self._me), caller):
             raise NotAdmitted(f"Frames of ring {first.ring} come from the stage before, not from {caller.address}.")
         await role.serve_link(first, frames)
 

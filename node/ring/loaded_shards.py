@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Protocol
 from node.core.clock import now
 from node.core.errors import DeviceFailed, PippinError
 from node.core.mlx_errors import MLX_ERRORS
-from node.core.models import Shard
+from node.core.models import HeldModel, Shard
 from node.core.reports import Download, Speed, StageState
 from node.core.rings import Ring, StageSpec
 from node.core.units import format_bytes
@@ -53,6 +54,10 @@ back while they are fetched. Returns their directory and a description of all we
 bytes that have come."""
 
 
+Marked = Callable[[HeldModel], AbstractContextManager[object]]
+"""Makes the context in which the files of a model are loaded, so that a crash is known to be of that."""
+
+
 class Progress(Protocol):
     def __call__(self, state: StageState, share: float, download: Download | None = None) -> None:
         """`share`: how much of the files is fetched, or of the layers loaded."""
@@ -61,9 +66,10 @@ class Progress(Protocol):
 class LoadedShards:
     """All layers in memory, by shard."""
 
-    def __init__(self, compute: Compute, fetch: Fetch) -> None:
+    def __init__(self, compute: Compute, fetch: Fetch, marked: Marked) -> None:
         self._compute = compute
         self._fetch = fetch
+        self._marked = marked
         self._loaded: dict[Shard, LoadedShard] = {}
         """Idle ones first, from the least recently used one."""
         self.speeds = Speeds()
@@ -104,12 +110,13 @@ class LoadedShards:
         progress(StageState.LOADING, 0.0)
         wiring = self._compute.wiring
         pieces = load_stage(directory, shard.start, shard.end, weights.tensors, shard.version.kv_bits, wiring)
-        stage = await self._compute.run_pieces(pieces, partial(progress, StageState.LOADING))
-        size = format_bytes(stage.weight_bytes)
-        log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
-        self._loaded[shard] = LoadedShard(stage, directory)
-        if self.speeds.is_stale(shard, now()):
-            await self.measure(shard)
+        with self._marked(shard.version.files):
+            stage = await self._compute.run_pieces(pieces, partial(progress, StageState.LOADING))
+            size = format_bytes(stage.weight_bytes)
+            log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
+            self._loaded[shard] = LoadedShard(stage, directory)
+            if self.speeds.is_stale(shard, now()):
+                await self.measure(shard)
 
     async def measure(self, shard: Shard) -> None:
         """Measure the speed of a shard, if it is still in memory."""

@@ -44,14 +44,16 @@ class LoadRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ...) -> None: ...
 
 class Wish(_message.Message):
-    __slots__ = ("named", "stages", "context")
+    __slots__ = ("named", "stages", "context", "despite")
     NAMED_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    DESPITE_FIELD_NUMBER: _ClassVar[int]
     named: bool
     stages: int
     context: int
-    def __init__(self, named: _Optional[bool] = ..., stages: _Optional[int] = ..., context: _Optional[int] = ...) -> None: ...
+    despite: int
+    def __init__(self, named: _Optional[bool] = ..., stages: _Optional[int] = ..., context: _Optional[int] = ..., despite: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("node", "draining")
@@ -203,7 +205,7 @@ class Memory(_message.Message):
     def __init__(self, total: _Optional[int] = ..., usable: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "cluster", "version", "protocol", "addresses", "grpc_port", "api_port", "chip", "started_at", "system")
+    __slots__ = ("id", "incarnation", "name", "cluster", "version", "protocol", "addresses", "grpc_port", "api_port", "chip", "started_at", "system", "libraries")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +218,7 @@ class NodeInfo(_message.Message):
     CHIP_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    LIBRARIES_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -228,7 +231,8 @@ class NodeInfo(_message.Message):
     chip: str
     started_at: int
     system: str
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., cluster: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ..., api_port: _Optional[int] = ..., chip: _Optional[str] = ..., started_at: _Optional[int] = ..., system: _Optional[str] = ...) -> None: ...
+    libraries: str
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., cluster: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ..., api_port: _Optional[int] = ..., chip: _Optional[str] = ..., started_at: _Optional[int] = ..., system: _Optional[str] = ..., libraries: _Optional[str] = ...) -> None: ...
 
 class Download(_message.Message):
     __slots__ = ("done", "total", "bytes_per_s")
@@ -326,8 +330,20 @@ class Issue(_message.Message):
     node: str
     def __init__(self, code: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., hint: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
 
+class Crash(_message.Message):
+    __slots__ = ("model", "revision", "cause", "at")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    revision: str
+    cause: str
+    at: int
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., cause: _Optional[str] = ..., at: _Optional[int] = ...) -> None: ...
+
 class NodeReport(_message.Message):
-    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "paths", "peers", "draining", "lag_s", "job_s", "idle", "disk_error", "speeds", "drafts", "issues", "aliases", "presets")
+    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "paths", "peers", "draining", "lag_s", "job_s", "idle", "disk_error", "speeds", "drafts", "issues", "aliases", "presets", "crashed")
     INFO_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +366,7 @@ class NodeReport(_message.Message):
     ISSUES_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     PRESETS_FIELD_NUMBER: _ClassVar[int]
+    CRASHED_FIELD_NUMBER: _ClassVar[int]
     info: NodeInfo
     memory: Memory
     term: int
@@ -372,7 +389,8 @@ class NodeReport(_message.Message):
     issues: _containers.RepeatedCompositeFieldContainer[Issue]
     aliases: _containers.RepeatedCompositeFieldContainer[Alias]
     presets: _containers.RepeatedCompositeFieldContainer[Preset]
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[Path, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftChoice, _Mapping]]] = ..., issues: _Optional[_Iterable[_Union[Issue, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., presets: _Optional[_Iterable[_Union[Preset, _Mapping]]] = ...) -> None: ...
+    crashed: _containers.RepeatedCompositeFieldContainer[Crash]
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[Path, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftChoice, _Mapping]]] = ..., issues: _Optional[_Iterable[_Union[Issue, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., presets: _Optional[_Iterable[_Union[Preset, _Mapping]]] = ..., crashed: _Optional[_Iterable[_Union[Crash, _Mapping]]] = ...) -> None: ...
 
 class StageSpec(_message.Message):
     __slots__ = ("node", "start", "end")

@@ -94,8 +94,7 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
     known.note_caller("b", "192.168.7.7")
     known.note_caller("stranger", "10.0.0.66")
     rings = Rings(
-        SimpleNamespace(info=info("c")),
-        known,
+        SimpleNamespace(info=info("c"), book=known),
         None,
         None,
         None,

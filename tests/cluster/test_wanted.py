@@ -11,9 +11,9 @@ import pytest
 
 from node.cluster.wanted import MOST_RETRY_S, RETRY_S, WantedModel, WantedModels
 from node.core.errors import HubUnavailable
-from node.core.models import ModelSpec, ModelVersion, Shard
+from node.core.models import ModelSpec, ModelVersion, Shard, Wish
 from node.core.nodes import Memory, NodeInfo
-from node.core.reports import NodeReport, StageReport, StageState
+from node.core.reports import Crash, NodeReport, StageReport, StageState
 from node.core.rings import Placement, Ring, StageSpec
 from node.core.views import ClusterView, NodeState, PeerView
 
@@ -123,3 +123,34 @@ def test_a_replica_that_cannot_be_loaded_is_tried_ever_less_often(monkeypatch: p
     assert not loads.wanted.barred()
     report(StageState.FAILED)
     assert loads.wanted.retries["org/m", "other"].at - loads.at == RETRY_S
+
+
+def test_a_model_whose_load_crashed_a_node_is_given_to_no_other_until_a_user_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads = Loads(monkeypatch)
+    crash = Crash("org/m", SPEC.version.revision, "Segmentation fault", 700)
+    back = replace(NODE, crashed=(crash,))
+    loads.wanted._agent.alive = lambda: [back]  # type: ignore[method-assign]
+    others = ClusterView("me", 1, "me", (PeerView(back, NodeState.ALIVE),), Placement())
+
+    def plan() -> list[str]:
+        loads.wanted.update([back], Placement())
+        loads.wanted.note_failed_loads([back], others)
+        return loads.wanted.placeable()
+
+    assert not plan()
+    loads.at += 10 * MOST_RETRY_S
+    assert not plan(), "nobody tries again by himself"
+    (refusal,) = loads.wanted.refusals()
+    assert refusal.code == "model_crashes"
+    assert refusal.message == "me ended by a fault (Segmentation fault) while it loaded org/m."
+    assert loads.wanted.barred() == (("org/m", "me"),), "nor is it a replica's place"
+    loads.wanted.models["org/m"].wish = Wish(named=True, despite=700)
+    loads.wanted.models["org/m"].failure = None  # as `ask` does
+    assert plan() == ["org/m"]
+    assert not loads.wanted.barred()
+    loads.wanted.models["org/m"].wish = Wish()
+    loads.wanted.models["org/m"].spec = replace(SPEC, version=ModelVersion("org/m", "other"))
+    loads.wanted.models["org/m"].failure = None
+    assert plan() == ["org/m"], "its files are others now"

@@ -184,6 +184,19 @@ def test_nodes_of_different_versions():
     assert diagnose(view(peer("a"), peer("c", NodeState.LEFT, version="0.2.0"))) == ()
 
 
+def test_nodes_with_other_versions_of_what_computes():
+    ones, others = "mlx 0.32.4, mlx-lm 0.32.2", "mlx 0.32.4, mlx-lm 0.32.3"
+    peers = [with_libraries(peer("a"), ones), with_libraries(peer("b"), others), with_libraries(peer("c"), "")]
+    issue = only(diagnose(view(*peers)))
+    assert issue.code == Code.VERSION_SKEW
+    assert issue.text == f"The nodes run 3 versions: 0.1.0 on c; 0.1.0 ({ones}) on a; 0.1.0 ({others}) on b."
+    assert diagnose(view(peers[0], peers[2])) == ()
+
+
+def with_libraries(node, libraries):
+    return replace(node, report=replace(node.report, info=replace(node.report.info, libraries=libraries)))
+
+
 def test_what_a_node_says_of_itself_is_told_while_it_is_here():
     """A node can't put words into another one's mouth."""
     full = Code.DISK_LOW.issue(node="b", folder="/", free="1.0 GB")

@@ -62,8 +62,7 @@ async def test_a_frame_of_another_fence_is_refused(part, fence):
 @pytest.mark.slow
 async def test_frames_and_requests_of_an_unknown_ring_are_refused():
     rings = Rings(
-        SimpleNamespace(info=SimpleNamespace(id="a", incarnation=1, started_at=0)),
-        None,
+        SimpleNamespace(info=SimpleNamespace(id="a", incarnation=1, started_at=0), book=None),
         None,
         None,
         None,

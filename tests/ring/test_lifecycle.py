@@ -112,6 +112,7 @@ class FakeCompute(Compute):
 class FakeAgent:
     info = SimpleNamespace(id="a", name="mini-1", incarnation=1, started_at=0)
     draining = False
+    book = SimpleNamespace(address_of=lambda _: None, is_from=lambda *_: True)
 
     def __init__(self) -> None:
         self.placement = Placement()
@@ -147,10 +148,10 @@ class World:
         """Of the measurements to come; the last one repeats."""
         monkeypatch.setattr(roles, "Runner", FakeRunner)
         monkeypatch.setattr(loaded_shards, "release_memory", self._release)
-        self.agent, book = FakeAgent(), SimpleNamespace(address_of=lambda _: None, is_from=lambda *_: True)
+        self.agent = FakeAgent()
         options = RingOptions(usable=4 * LAYER + RESERVE, max_queue=4, max_batch=4, step_timeout_s=60, guesses=True)
         self.compute = FakeCompute()
-        self.rings = Rings(self.agent, book, self.compute, None, self._fetch, None, options)
+        self.rings = Rings(self.agent, self.compute, None, self._fetch, None, options)
 
     async def _fetch(self, *_: Any) -> Any:
         await self.go_on.wait()

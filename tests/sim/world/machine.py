@@ -190,7 +190,6 @@ class Process:
         self.heartbeats = Heartbeats(self.agent, client)
         self.rings = Rings(
             self.agent,
-            self.book,
             compute,
             client,
             self._fetch,
