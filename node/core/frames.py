@@ -89,7 +89,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """Take back the last `tokens` steps of `lane`, which were guesses, of one token each."""
+    """Take back the last `tokens` tokens of `lane`, which were guesses."""
 
     lane: SequenceId
     tokens: int
@@ -109,7 +109,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteRow:
-    """A row of a step whose hidden states stopped being finite in the layers [start, end)."""
+    """A row of a step, or in one with guesses a token, whose hidden states stopped being finite in the layers [start, end)."""
 
     row: int
     start: int
@@ -157,14 +157,16 @@ class Frame:
     tokens: Tensor | None = None
     """int32 [rows, length]; only for architectures whose layers read them."""
     sampled: bool = False
-    """The driver samples. Only the hidden states of each row's last token come back."""
+    """The driver samples. Only the hidden states of each row's last token come back, and of those before it that are
+    followed by guesses.
+    """
     every: bool = False
     """The driver needs the hidden states of every token. With neither flag the frame comes back without tensors."""
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
     unverified: int = 0
-    """So many of the lane's last steps, this one included, may still be taken back. Of the steps that a frame carries to
-    another node, only guesses may.
+    """So many of the lane's last tokens, those of this step included, may still be taken back. Of the tokens that a frame
+    carries to another node, only guesses may.
     """
     failure: Failure | None = None
     faults: tuple[NonFiniteRow, ...] = ()

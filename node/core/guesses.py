@@ -174,6 +174,11 @@ class Guesser:
         source = self._best(_text(guessed))
         return ord(source.guesses(len(guessed) + 1)[-1]) if source else None
 
+    def rate(self, tokens: Sequence[int]) -> float:
+        """How often the source was right recently that has the token after the prompt and the answer so far; 0 if none has."""
+        source = self._best("") if self._follow(tokens) else None
+        return source.rate if source else 0.0
+
     def lacks_draft(self, tokens: Sequence[int], guessed: Sequence[int] = ()) -> bool:
         """Whether the draft model should draw the token after these: it was right more often than sources that have it."""
         if not self._follow(tokens) or self._draft.rate < MIN_RATE:

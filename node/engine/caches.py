@@ -13,7 +13,7 @@ from node.core.models import KvCost
 from node.engine.quantized_kv import quantized
 
 Undo = Sequence[Callable[[], object]]
-"""Takes a step of one token back in the caches. It refers to no lane: a lane that is dropped must be free at once."""
+"""Takes one token back in the caches. It refers to no lane: a lane that is dropped must be free at once."""
 
 
 def empty_caches(model: Module, kv_bits: int) -> list[Any]:
@@ -84,7 +84,7 @@ def can_step_back(part: Any) -> bool:
 
 
 def begin_step_back(caches: Iterable[Any]) -> Undo:
-    """A step of one token begins; the result takes it back. Unless `can_step_back`, the step copies what it changes: the
+    """A step begins; the result takes its last token back. It may have several if all parts can be trimmed. Unless `can_step_back`, the step copies what it changes: the
     window of each cache that drops old tokens.
     """
     return [_undo(part) for part in parts(caches)]

@@ -33,16 +33,18 @@ class CacheLane:
     positions: list[int] = field(default_factory=lambda: [0])
     """For each row, the tokens that its caches hold."""
     ahead: Drawn | None = None
-    """If set, the last of the steps that may be taken back has begun before the driver asked for it; this is its result."""
+    """If set, the last of the tokens that may be taken back is a step that has begun before the driver asked for it; this is
+    its result.
+    """
     undos: list[Undo] = field(default_factory=list[Undo])
-    """Of the last steps, the last one last: guesses that may still be wrong, or steps that may prove needless."""
+    """Of the last tokens, the last one last: guesses that may still be wrong, or steps that may prove needless."""
 
-    def back(self, steps: int) -> None:
-        """Take the last steps back, the one ahead with them."""
-        for _ in range(steps):
+    def back(self, tokens: int) -> None:
+        """Take the last tokens back, the step ahead with them."""
+        for _ in range(tokens):
             for undo in self.undos.pop():
                 undo()
-        self.positions = [position - steps for position in self.positions]
+        self.positions = [position - tokens for position in self.positions]
         self.ahead = None
 
     def only_asked(self) -> None:
@@ -221,14 +223,19 @@ class Lanes:
         lane.only_asked()
         return None
 
-    def begin_step(self, number: SequenceId, unverified: int) -> None:
-        """A step of the lane begins. `unverified`: see Frame.unverified. Raises PippinError if it does not fit."""
+    def begin_step(self, number: SequenceId, unverified: int, length: int) -> None:
+        """A step of the lane begins, of `length` tokens. `unverified`: see Frame.unverified. Raises PippinError if it does not
+        fit.
+        """
         lane = self.lane(number)
-        if not 0 <= unverified <= len(lane.undos) + 1:
-            raise PippinError(f"Lane {number} has {len(lane.undos)} guesses, not {unverified - 1} that may be wrong.")
-        del lane.undos[: len(lane.undos) + 1 - unverified]
-        if unverified:
-            lane.undos.append(caches.begin_step_back(lane.caches))
+        if unverified and length > 1 and not self._plan.trimmable:
+            raise PippinError(f"A guess of a {self._plan.model_type} model has one token, not {length}.")
+        if not 0 <= unverified <= len(lane.undos) + length:
+            before = unverified - length
+            raise PippinError(f"Lane {number} has {len(lane.undos)} guesses, not {before} that may be wrong.")
+        new = min(unverified, length)
+        del lane.undos[: len(lane.undos) + new - unverified]
+        lane.undos += [caches.begin_step_back(lane.caches) for _ in range(new)]
 
     def _merge(self, number: SequenceId, source: SequenceId) -> None:
         added = self.lane(source)

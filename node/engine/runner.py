@@ -39,7 +39,7 @@ class Outgoing:
     tokens: mx.array | None
     packed: Packed
     finite: mx.array | None
-    """Whether each row is finite, bool [rows]; None if the driver makes no results of the rows."""
+    """Whether each result is finite, as of Stage.finite; None if the driver makes no results of the step."""
 
 
 class Runner:
@@ -54,7 +54,7 @@ class Runner:
         self._since = faults.count
         """Failures of the device before this ring began."""
         self._together = is_gpu()
-        """Evaluate a step of one token, its caches and what is made of its result in one call. A GPU starts anew for each
+        """Evaluate a step that is none of a prompt, its caches and what is made of its result in one call. A GPU starts anew for each
         call, which takes it some 15 µs (estimated). On a CPU caches would be updated late: see ADR 0021.
         """
         self._succeeded = False
@@ -167,18 +167,18 @@ class Runner:
         driver. `tokens`: int32 [rows, length], need not be evaluated.
         """
         assert frame.lane is not None
-        lengths, judged = frame.lengths, frame.sampled or frame.every
+        lengths, unverified, judged = frame.lengths, frame.unverified, frame.sampled or frame.every
         hidden = self._stage.run(
             frame.lane,
             tokens,
             tensors,
             lengths,
             wanted=judged or not last,
-            unverified=frame.unverified,
+            unverified=unverified,
             deferred=self._together,
         )
-        finite = self._stage.finite(hidden, lengths) if judged else None
-        packed = Packed(self._stage.last(hidden, lengths) if last and frame.sampled else hidden)
+        finite = self._stage.finite(hidden, lengths, unverified) if judged else None
+        packed = Packed(self._stage.last(hidden, lengths, unverified) if last and frame.sampled else hidden)
         if not self._together:
             mx.async_eval(finite)  # type: ignore[no-untyped-call]
         mx.async_eval(packed.bits, finite, *self._beside(frame.lane))  # type: ignore[no-untyped-call]
@@ -209,9 +209,9 @@ class Runner:
             return self._sent(frame, self._begin(frame, token_array(tokens)))
 
     def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
-        """Apply the LM head to the hidden states that came back and sample a token, or a failure, for each row. If the first
-        guess in flight is right, begin the step of one more guess; else take all guesses back and begin the lane's next
-        step.
+        """Apply the LM head to the hidden states that came back, sample a token, or a failure, for each row, and judge the
+        guesses: see `_judge`. If the first one behind the step is right, begin a step of further guesses; else take the
+        wrong ones back and begin the lane's next step.
 
         To begin that step in the same job saves two hand-overs between threads for each token. If it can be taken back,
         and no guess is in flight, it begins before the tokens are read, so that the device does not wait for the graph.
@@ -219,31 +219,60 @@ class Runner:
         with self._step(frame.lane):
             assert frame.lane is not None
             lane, guesses = frame.lane, following.guesses
-            drawn = begin_draw(self._stage.finish(unpack(frame.tensors)), draws)
+            logits = self._stage.finish(unpack(frame.tensors), unverified=frame.unverified)
+            drawn = None if guesses else begin_draw(logits, draws)
             after = replace(frame, ops=(), tokens=None, faults=(), unverified=0)
-            early = following.chain and not guesses and self.plan.steps_back
+            early = drawn and following.chain and self.plan.steps_back
             # No guess, but its session may end with the token, which nobody has read yet.
-            begun = self._begin(replace(after, unverified=1), drawn.tokens) if early else None
-            results = self._read(drawn, frame.faults)
-            for result, draw in zip(results, draws, strict=True):
-                if draw.constraint and isinstance(result, Sampled) and not draw.ends(result.token):
-                    draw.constraint.look_ahead(result.token)
-            if guesses and isinstance(results[0], Sampled) and results[0].token == guesses[0]:
-                if following.next_guess is None:
-                    return Verdict(results, right=1)
-                # The first guess counts, too: its session may be cancelled meanwhile, and all are taken back.
-                after = replace(after, unverified=len(guesses) + 1)
-                begun = self._begin(after, token_array([[following.next_guess]]))
-                return Verdict(results, 1, self._sent(after, begun), following.next_guess)
+            begun = self._begin(replace(after, unverified=1), drawn.tokens) if drawn and early else None
+            if drawn:
+                results, right = self._read(drawn, frame.faults), 0
+            else:
+                results, right = self._judge(logits, draws, guesses, frame.faults)
+            _look_ahead(results, draws)
+            if right == len(draws):
+                if not following.next_guesses:
+                    return Verdict(results, right)
+                # All that were in flight count, too: their session may be cancelled meanwhile, and they are taken back.
+                after = replace(after, unverified=len(guesses) + len(following.next_guesses))
+                begun = self._begin(after, token_array([following.next_guesses]))
+                return Verdict(results, right, self._sent(after, begun), following.next_guesses)
             if not following.chain or _ends(results, draws):
                 self._apply((Back(lane, 1),) if begun else ())
-                return Verdict(results)
-            if guesses:
-                after = replace(after, ops=(Back(lane, len(guesses)),))
+                return Verdict(results, right)
+            if len(guesses) > right:
+                after = replace(after, ops=(Back(lane, len(guesses) - right),))
                 self._apply(after.ops)
-            begun = begun or self._begin(after, drawn.tokens)
+            last = drawn.tokens if drawn else token_array([[_token(results[-1])]])
+            begun = begun or self._begin(after, last)
             self._stage.lanes.lane(lane).undos.clear()  # all steps are needed
-            return Verdict(results, begun=self._sent(after, begun))
+            return Verdict(results, right, self._sent(after, begun))
+
+    def _judge(
+        self,
+        logits: mx.array,
+        draws: Sequence[Draw],
+        guesses: Sequence[int],
+        faults: Sequence[NonFiniteRow] = (),
+        beside: Sequence[mx.array] = (),
+    ) -> tuple[list[Sampled | StepFailed], int]:
+        """Draw the token after each token of a step of one session, as long as the guesses at them are right.
+
+        `draws`: each after the guesses before it, so it is of use only if these are right, and then it has the session's
+        true history. `guesses`: those of the step, and those in flight behind it. Returns the results, of which only the
+        last one is not what was guessed, if any; and how many guesses are right, the first one behind the step included.
+        """
+        results: list[Sampled | StepFailed] = []
+        # A grammar has to be told each token before it allows the next one.
+        size = 1 if draws[0].constraint else len(draws)
+        for begin in range(0, len(draws), size):
+            drawn = begin_draw(logits[begin : begin + size], draws[begin : begin + size], beside)
+            for result in self._read(drawn, faults, begin):
+                right = len(results)
+                results.append(result)
+                if draws[right].ends(_token(result)) or [*guesses[right : right + 1]] != [_token(result)]:
+                    return results, right
+        return results, len(results)
 
     def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> Verdict:
         """The result, or the failure, of each row of a step of evaluations that came back."""
@@ -259,7 +288,8 @@ class Runner:
         ahead: int = 0,
         go_on: Callable[[], bool] = lambda: True,
     ) -> Generator[Verdict, None, None]:
-        """A whole step of a ring of one stage, with a result for each of `draws` or of `chunks`; yields its verdict.
+        """A whole step of a ring of one stage, with a result for each of `draws` or of `chunks`; yields its verdict. If the
+        step has guesses, those that are wrong are yet to be taken back.
 
         With `ahead`, so many steps of the lane, this one included: a verdict says whether the next one follows. Each
         begins before the tokens of the one before it are read, as in mlx-lm's generate_step, so that the device does not
@@ -274,12 +304,20 @@ class Runner:
             drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)
             if drawn is None:
                 wanted, deferred = bool(draws or chunks), self._together and bool(draws)
-                ids, lengths = token_array(tokens), frame.lengths
-                hidden = self._stage.run(frame.lane, ids, (), lengths, wanted=wanted, deferred=deferred)
+                ids, lengths, unverified = token_array(tokens), frame.lengths, frame.unverified
+                hidden = self._stage.run(
+                    frame.lane, ids, (), lengths, wanted=wanted, unverified=unverified, deferred=deferred
+                )
                 if not draws:
                     yield Verdict(self._evaluated(hidden, chunks))
                     return
-                drawn = begin_draw(self._stage.finish(hidden, lengths), draws, self._beside(frame.lane))
+                logits, beside = self._stage.finish(hidden, lengths, unverified=unverified), self._beside(frame.lane)
+                if unverified:
+                    results, right = self._judge(logits, draws, tokens[0][1:], beside=beside)
+                    _look_ahead(results, draws)
+                    yield Verdict(results, right)
+                    return
+                drawn = begin_draw(logits, draws, beside)
             for left in reversed(range(ahead)):
                 draws = [replace(draw, position=draw.position + 1) for draw in draws]
                 hidden = self._stage.run(frame.lane, drawn.tokens, unverified=1, deferred=self._together)
@@ -293,12 +331,15 @@ class Runner:
                 self._note_success()
                 yield Verdict(results, begun=frame)
                 drawn = following
-            yield Verdict(self._read(drawn))
+            results = self._read(drawn)
+            _look_ahead(results, draws)
+            yield Verdict(results)
 
-    def _read(self, drawn: Drawn, faults: Sequence[NonFiniteRow] = ()) -> list[Sampled | StepFailed]:
+    def _read(self, drawn: Drawn, faults: Sequence[NonFiniteRow] = (), first: int = 0) -> list[Sampled | StepFailed]:
+        """`first`: number of the first row."""
         return [
             self._not_finite(row, faults) if sampled.token == NO_TOKEN else sampled
-            for row, sampled in enumerate(drawn.read())
+            for row, sampled in enumerate(drawn.read(), first)
         ]
 
     def _not_finite(self, row: int, faults: Sequence[NonFiniteRow]) -> StepFailed:
@@ -334,7 +375,19 @@ class Runner:
             return replace(frame, tokens=None, lengths=()) if last else frame
 
 
+def _token(result: Sampled | StepFailed) -> int:
+    return result.token if isinstance(result, Sampled) else NO_TOKEN
+
+
 def _ends(results: Sequence[Sampled | StepFailed], draws: Sequence[Draw]) -> bool:
     """Whether a session ends with its result."""
-    pairs = zip(results, draws, strict=True)
+    pairs = zip(results, draws, strict=False)
     return any(isinstance(each, StepFailed) or draw.ends(each.token) for each, draw in pairs)
+
+
+def _look_ahead(results: Sequence[Sampled | StepFailed], draws: Sequence[Draw]) -> None:
+    """Have each grammar find what it forces after its session's last token: a step with guesses may have drawn several."""
+    last = {draw.constraint: (draw, result) for draw, result in zip(draws, results, strict=False)}
+    for constraint, (draw, result) in last.items():
+        if constraint and isinstance(result, Sampled) and not draw.ends(result.token):
+            constraint.look_ahead(result.token)

@@ -110,12 +110,13 @@ class Stage:
 
         `tokens`: int32 [rows, length] of the vocabulary, which need not be evaluated; only the driver and models with
         `plan.reads_tokens` need them. `tensors`: what the stage before has returned; none at the driver. `lengths`: valid
-        tokens of each row of a right-padded prefill; empty if all rows are full. `unverified`: see Frame.unverified.
+        tokens of each row of a right-padded prefill; empty if all rows are full. `unverified`: see Frame.unverified. A step
+        of several tokens is one of a prompt, unless some of them may be taken back.
 
         Returns hidden states [rows, length, width] and any other arrays that the architecture sends between layers;
         their evaluation has begun. Unless they are `wanted`, only the caches are computed, and it returns none.
-        `deferred`: if the step has one token, its evaluation has not begun: the caller begins it, with what it makes of
-        the result and with `states`.
+        `deferred`: unless the step is one of a prompt, its evaluation has not begun: the caller begins it, with what it
+        makes of the result and with `states`.
 
         Raises PippinError if the lane is unknown, or if the step does not fit it or these layers.
         """
@@ -126,12 +127,10 @@ class Stage:
             raise PippinError(f"Lane {number} has {len(lane.positions)} sessions, but the step has {rows}.")
         if lengths and not all(0 <= valid <= length for valid in lengths):
             raise PippinError(f"Lengths {list(lengths)} do not fit a step of {length} tokens.")
-        if unverified and length != 1:
-            raise PippinError(f"A guess has one token, not {length}.")
         padded = any(valid != length for valid in lengths)
         if padded and not self.plan.pads:
             raise PippinError(f"A step of a {self.plan.model_type} model cannot be right-padded.")
-        self.lanes.begin_step(number, unverified)
+        self.lanes.begin_step(number, unverified, length)
         if padded:
             for cache in lane.caches:
                 cache.prepare(lengths=list(lengths), right_padding=[length - valid for valid in lengths])
@@ -143,7 +142,7 @@ class Stage:
                 if not cache.empty():
                     cache.finalize()
         lane.positions = [p + n for p, n in zip(lane.positions, lengths or [length] * rows, strict=True)]
-        self._evaluate(lane, output, length, deferred=deferred)
+        self._evaluate(lane, output, is_prompt=length > 1 and not unverified, deferred=deferred)
         return output
 
     def _checked(self, tokens: mx.array | None, tensors: Sequence[mx.array]) -> mx.array:
@@ -159,18 +158,21 @@ class Stage:
             raise PippinError(f"{self.plan.model_type} layers need the {shape[0]}x{shape[1]} tokens of the step.")
         return tokens
 
-    def finish(self, tensors: Sequence[mx.array], lengths: Sequence[int] = (), *, every: bool = False) -> mx.array:
+    def finish(
+        self, tensors: Sequence[mx.array], lengths: Sequence[int] = (), *, unverified: int = 0, every: bool = False
+    ) -> mx.array:
         """The driver's end of a step: final norm and head on the result of the last stage.
 
-        Returns logits, not evaluated: [rows, vocabulary] of each row's last valid token, or with `every`
-        [rows, length, vocabulary] of all tokens. Raises PippinError if the tensors do not fit the model.
+        Returns logits, not evaluated: [rows, vocabulary] of each row's last valid token, or as for `last` those of the
+        tokens that guesses follow, [tokens, vocabulary]; with `every` [rows, length, vocabulary] of all tokens. Raises
+        PippinError if the tensors do not fit the model.
         """
         rows, length = self._check_shapes(self.plan.layers, tensors)
         if not every:
-            tensors = self.last(tensors, lengths)
-            length = 1
+            length = min(length, unverified + 1)
+            tensors = self.last(tensors, lengths, unverified)
         (logits,) = self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self.model), tensors)
-        return logits if every else logits[:, -1]
+        return logits if every else logits.reshape(rows * length, -1)
 
     def hidden(self, tensors: Sequence[mx.array]) -> mx.array:
         """Hidden states [rows, length, width] after the final norm, the input of the head, not evaluated. Raises
@@ -193,24 +195,30 @@ class Stage:
             for tensor, shape in zip(tensors, self.plan.shapes[self.plan.layers], strict=True)
         )
 
-    def finite(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> mx.array:
-        """Whether the result of `run` is finite at each row's last valid token: bool [rows], not evaluated."""
+    def finite(self, tensors: Sequence[mx.array], lengths: Sequence[int] = (), unverified: int = 0) -> mx.array:
+        """Whether the result of `run` is finite at each of the tokens of `last`: bool [rows] or [tokens], not evaluated."""
         shape = self.plan.shapes[self.end][0]
-        found = mx.isfinite(_last_tokens(tensors[0], shape, lengths))
-        return mx.all(found, axis=[axis for axis in range(found.ndim) if axis != shape.index(ROWS)])
+        found = mx.isfinite(_last_tokens(tensors[0], shape, lengths, unverified))
+        kept = (shape.index(ROWS), shape.index(LENGTH))
+        return mx.all(found, axis=[axis for axis in range(found.ndim) if axis not in kept]).reshape(-1)
 
     def states(self, lane: int) -> list[mx.array]:
         """All arrays of a lane's caches. Raises PippinError if the lane is unknown."""
         return caches.states(self.lanes.lane(lane).caches)
 
-    def last(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> tuple[mx.array, ...]:
-        """Slice the result of the last stage: each row's last valid token, which suffices for `finish`."""
+    def last(
+        self, tensors: Sequence[mx.array], lengths: Sequence[int] = (), unverified: int = 0
+    ) -> tuple[mx.array, ...]:
+        """Slice the result of the last stage: each row's last valid token, and the tokens before it that are followed by
+        guesses, of which the step has `unverified` or fewer. They suffice for `finish`.
+        """
         shapes = self.plan.shapes[self.plan.layers]
-        return tuple(_last_tokens(tensor, shape, lengths) for tensor, shape in zip(tensors, shapes, strict=True))
+        pairs = zip(tensors, shapes, strict=True)
+        return tuple(_last_tokens(tensor, shape, lengths, unverified) for tensor, shape in pairs)
 
-    def _evaluate(self, lane: CacheLane, output: Sequence[mx.array], length: int, *, deferred: bool) -> None:
-        """Compute a step of a prompt, or begin one of a token unless it is `deferred`."""
-        if length > 1:
+    def _evaluate(self, lane: CacheLane, output: Sequence[mx.array], *, is_prompt: bool, deferred: bool) -> None:
+        """Compute a step of a prompt, or begin another one unless it is `deferred`."""
+        if is_prompt:
             mx.eval(output, caches.states(lane.caches))
             mx.clear_cache()  # buffers of a prefill have sizes that are not reused
             return
@@ -235,14 +243,14 @@ class Stage:
         raise PippinError(f"Tensors of shapes {got} are not what layer {cut} of {self.plan.model_type} takes.")
 
 
-def _last_tokens(tensor: mx.array, shape: Sequence[int], lengths: Sequence[int]) -> mx.array:
-    """Slice an array that is sent between stages: each row's last valid token."""
+def _last_tokens(tensor: mx.array, shape: Sequence[int], lengths: Sequence[int], unverified: int = 0) -> mx.array:
+    """Slice an array that is sent between stages: see Stage.last."""
     axis = shape.index(LENGTH)
     length = tensor.shape[axis]
-    if length == 1:
+    if length <= unverified + 1:
         return tensor
     if not any(valid != length for valid in lengths):
-        return mx.take(tensor, mx.array([length - 1]), axis)
+        return mx.take(tensor, mx.arange(length - 1 - unverified, length), axis)
     index = mx.array([max(valid, 1) - 1 for valid in lengths])
     index = index.reshape([-1 if k == shape.index(ROWS) else 1 for k in range(tensor.ndim)])
     return mx.take_along_axis(tensor, index, axis)

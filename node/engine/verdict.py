@@ -24,9 +24,9 @@ class Following:
     """What may follow a step in its lane, as the driver knows it when the step comes back."""
 
     guesses: Sequence[int] = ()
-    """Tokens of the guesses in flight; only in lanes of one row."""
-    next_guess: int | None = None
-    """The guess after these. Its step begins if the first of these is right."""
+    """Those of the step itself, then those in flight behind it; only in lanes of one row."""
+    next_guesses: Sequence[int] = ()
+    """The guesses after these. Their step begins if the step's own are right, and the first one behind it."""
     chain: bool = False
     """The step of the drawn tokens begins if it is not in flight and no session ends."""
 
@@ -36,10 +36,14 @@ class Verdict:
     """What the job of a step's results has found, and what it has begun. Nobody else compares a guess with a token."""
 
     results: Sequence[RowResult] = ()
-    """One for each row; none for a chunk of a prompt before its last one."""
+    """One for each row; none for a chunk of a prompt before its last one. Of a step with guesses, one for its first token and
+    for each guess that is right: the tokens that its session gets.
+    """
     right: int = 0
-    """1 if the first guess in flight is right: it is certain from now on, and those behind it stay guesses. 0: all are wrong."""
+    """Number of guesses that are right, of the step's own and of the first one behind it. If that one is, its step is certain
+    from now on, and the guesses behind it stay guesses; else all that are not counted here are wrong.
+    """
     begun: Frame | None = None
     """The lane's next step, for the next stage."""
-    guess: int | None = None
-    """The token of that step if it is a guess; None if its tokens are those of `results`."""
+    guesses: Sequence[int] = ()
+    """The tokens of that step if they are guesses; else it has the last ones of `results`."""

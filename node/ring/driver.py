@@ -47,8 +47,7 @@ class Driver:
     ) -> None:
         """`open_link`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
         itself, and with the Admission.prompt_chunk that it had. `leftover`: the tokens whose KV a ring of the same layers
-        left, by sequence number. `guessing`: None if no steps of guessed tokens are computed while stages are idle. `stored`:
-        None if no KV is kept on the disk.
+        left, by sequence number. `stored`: None if no KV is kept on the disk.
         """
         self.ring = ring
         self._on_ended = on_ended
@@ -57,7 +56,6 @@ class Driver:
         self._alone = open_link is None
         self._pipeline = Pipeline(ring, open_link, self.end)
         self._scheduler, self._admission = scheduler, scheduler.admission
-        self._guesses = guessing is not None and open_link is not None
         self._guessing = guessing or Guessing()
         self._wake = asyncio.Event()
         """There may be a step to send."""
@@ -180,7 +178,7 @@ class Driver:
                 self._keep(ops)
             elif self._compute.waiting:
                 return
-            elif self._guesses and (guess := scheduler.guess()):
+            elif guess := scheduler.guess():
                 await self._send(guess)
             elif (draft := self._guessing.draft) and (asked := scheduler.to_draft(draft.max_context)):
                 await self._guessing.run_draft(self._compute, *asked)
@@ -224,6 +222,8 @@ class Driver:
             async for verdict in self._compute.iterate(work):
                 begun_at, before = now(), begun_at
                 step = self._land(step, verdict, begun_at - before) or step
+                if step.ahead and self._scheduler.has_guesses(step):
+                    self._wake.set()
         except PippinError as error:
             self._fail_step(step, error)
 
@@ -301,7 +301,7 @@ class Driver:
 
     def _land(self, step: Step, verdict: Verdict, seconds: float) -> Step | None:
         if step.samples:
-            self._sampled_at += [now() for slot in step.rows if not slot.gone]
+            self._sampled_at += [now() for slot, _ in step.pairs(verdict.results) if not slot.gone]
         return self._scheduler.landed(step, verdict, seconds)
 
     def _fail_step(self, step: Step | None, error: PippinError) -> None:

@@ -1,22 +1,27 @@
 """The steps that a driver has sent: which of them are certain, which are guesses, and how many more may follow. Pure.
 
-A step begins its life when it is sent. It comes back to the driver, its results are computed, and it lands. A guess is
-sent before the token of the step before it is drawn. When that step lands, the verdict says whether the guess behind it
-is right: then it is certain from then on, else all guesses of the lane are wrong. A wrong one still comes back, and lands
-nowhere.
+A step begins its life when it is sent. It comes back to the driver, its results are computed, and it lands. Where a
+session is alone in its lane, guesses at its next tokens may follow a certain token in the same step, and more of them in
+steps behind it, which are guesses themselves: they are sent before the token of the step before them is drawn. When that
+step lands, the verdict says how many guesses are right, up to the first one of the step behind: then this step is certain
+from then on, else all steps behind are wrong. A wrong one still comes back, and lands nowhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, SequenceId
 from node.engine.sampling import Draw
+from node.engine.verdict import RowResult
 from node.ring.session import PartialEvaluation, Slot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Apply `ops`, then run `tokens`, one row for each slot, which may differ in length in a step of prompts."""
+    """Apply `ops`, then run `tokens`, one row for each slot, which may differ in length in a step of prompts. In a step that
+    samples and has `unverified` tokens, those after the first are guesses.
+    """
 
     lane: SequenceId
     ops: tuple[CacheOp, ...]
@@ -28,7 +33,14 @@ class Step:
     ahead: int = 0
     """If not 0, the stage may run so many steps of the lane, this one included, and begins one more."""
     unverified: int = 0
-    """See Frame.unverified: the step is a guess if it is not 0."""
+    """See Frame.unverified."""
+    padding: int = 0
+    """So many of the guesses, the last ones, nobody guessed: they only make the step as long as it has to be."""
+
+    @property
+    def guesses(self) -> tuple[int, ...]:
+        """Those behind the step's first token."""
+        return self.tokens[0][1:] if self.unverified else ()
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -42,8 +54,18 @@ class Step:
         return [slot.evaluation for slot in self.rows if slot.evaluation]
 
     def draws(self) -> list[Draw]:
-        """The sampler's inputs, one for each row; empty when the step yields no tokens."""
-        return [slot.session.draw() for slot in self.rows] if self.samples else []
+        """The sampler's inputs, one for each row, or for each token of a step with guesses; empty when the step yields no
+        tokens.
+        """
+        if not self.samples:
+            return []
+        later = [self.rows[0].session.draw(self.guesses[: k + 1]) for k in range(len(self.guesses))]
+        return [slot.session.draw() for slot in self.rows] + later
+
+    def pairs(self, results: Sequence[RowResult]) -> list[tuple[Slot, RowResult]]:
+        """The slot of each result."""
+        rows = self.rows * len(results) if self.guesses else self.rows
+        return list(zip(rows, results, strict=bool(results)))
 
     def chunk_requests(self) -> list[ChunkRequest]:
         """One for each row of a step of evaluations."""
@@ -53,7 +75,7 @@ class Step:
 
 
 class Flight:
-    """A queue of sent steps for each lane. A guess is certain once it is the first of its lane."""
+    """A queue of sent steps for each lane. A step of guesses is certain once it is the first of its lane."""
 
     def __init__(self, stages: int) -> None:
         """`stages`: number of the ring's stages."""
@@ -81,17 +103,18 @@ class Flight:
 
     def landed(self, step: Step, right: int = 0, begun: Step | None = None) -> int:
         """The lane's first step has its results. `right`: as in Verdict. `begun`: the next step of the lane,
-        begun with the results. Returns the number of guesses that are wrong.
+        begun with the results. Returns the number of guessed tokens that are wrong.
         """
         first, *behind = self._lanes.pop(step.lane)
         assert first is step
         self._landing.discard(step)
         behind += [begun] if begun else []
-        wrong = [] if right else [each for each in behind if each.unverified]
+        own = len(step.guesses)
+        wrong = [] if right > own else [each for each in behind if each.unverified]
         self._wrong.update(wrong)
         if left := [each for each in behind if each not in wrong]:
             self._lanes[step.lane] = left
-        return len(wrong)
+        return max(0, own - right) + sum(len(each.tokens[0]) for each in wrong)
 
     # --- a lane, or a step ---
 
@@ -108,8 +131,10 @@ class Flight:
         return not self._landing.isdisjoint(self._lanes.get(lane, ()))
 
     def guesses(self, lane: SequenceId) -> list[int]:
-        """The guessed tokens whose steps are in flight."""
-        return [token for step in self._guesses(lane) for token in step.tokens[0]]
+        """The guessed tokens in flight."""
+        certain = self._lanes.get(lane, ())[:1]
+        own = [token for step in certain for token in step.guesses]
+        return own + [token for step in self._guesses(lane) for token in step.tokens[0]]
 
     def _guesses(self, lane: SequenceId) -> list[Step]:
         return [step for step in self._lanes.get(lane, ())[1:] if step.unverified]
@@ -131,15 +156,15 @@ class Flight:
 
     @property
     def guessed(self) -> int:
-        """Number of guesses in flight that may be right."""
+        """Number of steps of guesses in flight that may be right."""
         return sum(len(self._guesses(lane)) for lane in self._lanes)
 
     @property
     def places(self) -> int:
-        """Number of guesses that may be in flight beside the certain steps."""
+        """Number of steps of guesses that may be in flight beside the certain ones."""
         return self._stages + self.wire_is_slow - self._certain
 
     @property
     def free_places(self) -> int:
-        """Number of guesses for which a stage is idle or will be. The next step of a lane that is landing comes before any."""
+        """Number of steps of guesses for which a stage is idle or will be. The next step of a lane that is landing comes before any."""
         return self.places - self.guessed - len(self._wrong)

@@ -79,19 +79,20 @@ class Roles:
         if ring.driver != me:
             is_last = ring.after(me) == ring.driver
             return Worker(ring, self._compute, runner, open_link, on_ended, is_last=is_last, stored=self._stored)
-        model = DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None
+        guesses = self._options.guesses
+        model = DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft and guesses else None
         is_wire_slow = partial(self._is_wire_slow, part, loaded.stage.weight_bytes)
         limits = limits_of(ring, self._options, part.shard, loaded)
         limits = replace(limits, stored=ring.version if self._stored else None)
         driver = Driver(
             ring,
-            Scheduler(limits, runner.plan, self._numbers, len(ring.nodes)),
+            Scheduler(limits, runner.plan, self._numbers, len(ring.nodes), guesses=guesses),
             self._compute,
             runner,
             open_link if len(ring.nodes) > 1 else None,
             on_ended,
             leftover=loaded.leftover_tokens,
-            guessing=Guessing(model, is_wire_slow) if self._options.guesses else None,
+            guessing=Guessing(model, is_wire_slow),
             stored=self._stored,
         )
         loaded.leftover_tokens = {}

@@ -5,21 +5,23 @@ with others in one step when they are short; these lanes take turns. Then it joi
 step together; there are as many lanes as stages, and more if sessions differ much in length. Between two chunks every
 decoding lane steps once, and the size of a chunk limits how long streams wait. A ring of one stage may begin a lane's
 next step before the tokens of the last one are read; a chunk comes after that step. While nothing else waits, several
-steps of a lane are one job. While stages of a longer ring are idle, steps of guessed tokens follow those in flight, in
-lanes of one row; they come last.
+steps of a lane are one job. In lanes of one row, guesses follow the certain token in its step where this pays (see
+frame_rows.py); and while stages are idle, steps of guesses follow those in flight, which come last.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from node.core.errors import PippinError
 from node.core.evaluation import Evaluation
 from node.core.frames import Back, SequenceId
 from node.core.generation import TokenEvent
+from node.core.row_family import RowFamily
 from node.engine.plan import Plan
 from node.engine.verdict import Following, RowResult, Verdict
 from node.ring.admission import Admission
 from node.ring.flight import Flight, Step
+from node.ring.frame_rows import tokens_of_frame
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import Prefill
@@ -33,9 +35,17 @@ MAX_STEPS = 16
 class Scheduler:
     """The order of a ring's steps."""
 
-    def __init__(self, limits: RingLimits, plan: Plan, numbers: Iterator[SequenceId], stages: int) -> None:
-        """`plan`: of the model. `numbers`: see node.ring.lane.sequence_numbers. `stages`: number of the ring's stages."""
+    def __init__(
+        self, limits: RingLimits, plan: Plan, numbers: Iterator[SequenceId], stages: int, *, guesses: bool = True
+    ) -> None:
+        """`plan`: of the model. `numbers`: see node.ring.lane.sequence_numbers. `stages`: number of the ring's stages.
+        `guesses`: whether tokens may be guessed.
+        """
         self.flight = Flight(stages)
+        self._stages = stages
+        self._guesses = guesses
+        # Where caches can't be trimmed, each step can be taken back as a whole only.
+        self._family = limits.rows if plan.trimmable else RowFamily()
         self.admission = Admission(limits, plan, numbers, self.flight, stages)
         self.restoring = Restoring(self.admission, numbers)
         self._begins_ahead = stages == 1 and plan.steps_back
@@ -61,18 +71,42 @@ class Scheduler:
         return None
 
     def guess(self) -> Step | None:
-        """A step of a token that a session may draw next, if a stage is idle, for when `next` has no step.
+        """A step of tokens that a session may draw next, if a stage is idle, for when `next` has no step.
 
         It is computed as it will be if it turns out right; if not, all stages take it back.
         """
         if self.flight.free_places < 1 or not self._may_guess:
             return None
         for lane, slot in sorted(self._guessing(), key=lambda pair: len(self.flight.guesses(pair[0].number))):
-            token = slot.session.next_guess(self.flight.guesses(lane.number))
-            if token is not None:
-                self.flight.sent(step := self._guess_step(lane, token))
+            tokens, padding = self._fill(slot.session, guessed=self.flight.guesses(lane.number))
+            if tokens:
+                self.flight.sent(step := self._guess_step(lane, tokens, padding))
                 return step
         return None
+
+    def _fill(
+        self, session: Session, certain: Sequence[int] = (), guessed: Sequence[int] = ()
+    ) -> tuple[tuple[int, ...], int]:
+        """The tokens of the next step of a session that has its lane to itself: the `certain` one, or none, and those that
+        may come after these guesses; and how many at the end are there only because no shorter step has the same bits.
+        """
+        most = self._best_size(session) - len(certain)
+        tokens = [*certain, *(session.next_guesses(guessed, most) if self._guesses else ())]
+        if not tokens:
+            return (), 0
+        size = self._best_size(session, len(tokens))
+        padding = max(0, size - len(tokens))
+        return (*tokens[:size], *tokens[-1:] * padding), padding
+
+    def _best_size(self, session: Session, most: int | None = None) -> int:
+        """How many tokens the next step of a session should have that has its lane to itself, if it has `most`."""
+        (least, _), *larger = self._family.costs
+        if not larger:
+            return least
+        stages, right = self._stages, session.guess_rate if self._guesses else 0.0
+        in_flight = max(1, stages // max(1, self.admission.decoding))
+        most = most or larger[-1][0]
+        return tokens_of_frame(self._family, right=right, stages=stages, in_flight=in_flight, most=most)
 
     def _guessing(self) -> list[tuple[Lane, Slot]]:
         """The lanes of a single session, and its slot, whose step is on its way."""
@@ -82,17 +116,19 @@ class Scheduler:
 
     @property
     def _may_guess(self) -> bool:
-        """Whether there is memory for one more guess.
+        """Whether there may be one more step of guesses, and memory for it.
 
         Caches that can't be trimmed keep or copy their states for a guess, which needs up to the memory of a session.
         """
         admission = self.admission
         size = (self.flight.guessed + 1) * admission.limits.context
-        return admission.plan.trimmable or admission.tokens_used + size <= admission.room.budget
+        has_room = admission.plan.trimmable or admission.tokens_used + size <= admission.room.budget
+        return self._guesses and has_room
 
-    def _guess_step(self, lane: Lane, token: int) -> Step:
-        unverified = len(self.flight.guesses(lane.number)) + 1
-        return Step(lane.number, (), tuple(lane.rows), ((token,),), samples=True, unverified=unverified)
+    def _guess_step(self, lane: Lane, tokens: Sequence[int], padding: int = 0) -> Step:
+        unverified = len(self.flight.guesses(lane.number)) + len(tokens)
+        rows = tuple(lane.rows)
+        return Step(lane.number, (), rows, (tuple(tokens),), samples=True, unverified=unverified, padding=padding)
 
     def to_draft(self, context: int) -> tuple[Session, list[int]] | None:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
@@ -103,8 +139,9 @@ class Scheduler:
             return None
         # The oldest session first, as the draft model follows one at a time.
         for lane, slot in sorted(self._guessing(), key=lambda pair: pair[1].lane):
-            # One more than there are places: the job that finds the first guess right begins the step of the last one.
-            guessed = slot.session.guesses_to_draft_after(self.flight.guesses(lane.number), places + 1)
+            # One step more than there are places: the job that finds the first guess right begins the last one.
+            most = (places + 1) * self._family.costs[-1][0]
+            guessed = slot.session.guesses_to_draft_after(self.flight.guesses(lane.number), most)
             if guessed is not None and len(slot.session.tokens) + len(guessed) < context:
                 return slot.session, guessed
         return None
@@ -118,22 +155,24 @@ class Scheduler:
             return Following()
         guesses, slot = self.flight.guesses(lane.number), lane.only
         others = self.admission.waiting or self.admission.prefills
-        # The step itself has left the stages, so one more guess may follow.
-        may_follow = slot and guesses and self.flight.free_places >= 0 and self._may_guess and not others
-        next_guess = slot.session.next_guess(guesses) if slot and may_follow else None
-        return Following(guesses, next_guess, self._can_chain(lane))
+        # The step itself has left the stages, so one more may follow those behind it.
+        is_followed = len(guesses) > len(step.guesses)
+        may_follow = is_followed and self.flight.free_places >= 0 and self._may_guess and not others
+        tokens, padding = self._fill(slot.session, guessed=guesses) if slot and may_follow else ((), 0)
+        return Following(guesses, () if padding else tokens, self._can_chain(lane, len(step.guesses)))
 
     def landed(self, step: Step, verdict: Verdict, seconds: float) -> Step | None:
         """The results of a step are computed; other steps waited for `seconds`. Each session gets its result.
 
         Returns the step that the job has begun, if any: it is to be sent.
         """
-        for slot, result in zip(step.rows, verdict.results, strict=bool(verdict.results)):
+        begun, delivered = None, 0
+        for slot, result in step.pairs(verdict.results):
             if not slot.gone:
                 self._deliver(slot, result)
-        begun = None
+                delivered += 1
         if lane := self._lane(step):
-            begun = self._settle(lane, step, verdict)
+            begun = self._settle(lane, step, verdict, delivered)
             self.admission.chunk_size.decode_s = seconds
         else:
             self.flight.landed(step)
@@ -143,7 +182,7 @@ class Scheduler:
                 if step.samples and not prefill.gone:
                     self._join(prefill)
         for slot in step.rows if step.samples else ():
-            self.admission.waiting.bill(slot.session, 1)
+            self.admission.waiting.bill(slot.session, max(1, len(verdict.results) // len(step.rows)))
         self.admission.clear_prefills()
         return begun
 
@@ -160,32 +199,40 @@ class Scheduler:
             case TokenEvent() if event.finish:
                 self.admission.finish(slot.session, keep=True)
 
-    def _settle(self, lane: Lane, step: Step, verdict: Verdict) -> Step | None:
-        """Keep the guesses behind a step or take them back. Returns the lane's step that was begun with its results."""
-        begun, chained = None, verdict.begun is not None and verdict.guess is None
-        if verdict.guess is not None:
-            begun = self._guess_step(lane, verdict.guess)
+    def _settle(self, lane: Lane, step: Step, verdict: Verdict, delivered: int) -> Step | None:
+        """Keep the guesses of a step and behind it, or take them back. `delivered`: number of results that sessions got.
+        Returns the lane's step that was begun with the results.
+        """
+        begun, chained = None, verdict.begun is not None and not verdict.guesses
+        if verdict.guesses:
+            begun = self._guess_step(lane, verdict.guesses)
         elif chained:
-            begun = replace(step, ops=(), tokens=(), unverified=0)
-        needed = not lane.rows[0].gone
-        right = verdict.right if needed else 0
+            begun = replace(step, ops=(), tokens=(), unverified=0, padding=0)
+        own, needed = len(step.guesses), not lane.rows[0].gone
+        # Of a session that has gone only what it got is kept, and nothing behind the step.
+        right = verdict.right if needed else min(verdict.right, delivered, own)
         wrong = self.flight.landed(step, right, begun)
-        self.guessed += right or (wrong > 0 and needed)
+        was_guessed = not own - step.padding <= right < own
+        self.guessed += right + (wrong > 0 and needed and was_guessed)
         self.guessed_right += right
         # If the job has begun the right step, it has taken the guesses back, and that step's frame says so.
         self.admission.ops += [Back(lane.number, wrong)] if wrong and not chained else []
         for slot in lane.rows if chained or right else ():
-            slot.sent = len(slot.session.tokens)
+            slot.sent = len(slot.session.tokens) if chained else slot.sent + right
             # A slot that has gone meanwhile lacks the token of this step: caches that can't go back have one too many.
             slot.keep = slot.keep and self.admission.plan.trimmable
         return begun
 
-    def _can_chain(self, lane: Lane) -> bool:
-        """Whether the lane's next step can follow at once, with the same rows and no operation but to take guesses back."""
+    def _can_chain(self, lane: Lane, guesses: int) -> bool:
+        """Whether the lane's next step can follow at once, with the same rows and no operation but to take guesses back.
+        `guesses`: those of the step itself.
+        """
         changes = lane.joining or any(slot.gone for slot in lane.rows)
         others = self.admission.waiting or self.admission.prefills or self.admission.ops
-        ends = any(slot.session.generated + 1 >= slot.session.request.max_tokens for slot in lane.rows)
-        return not changes and not others and not ends and self.admission.tokens_used <= self.admission.room.budget
+        ends = any(slot.session.generated + guesses + 1 >= slot.session.request.max_tokens for slot in lane.rows)
+        is_single = len(lane.rows) > 1 or self._best_size(lane.rows[0].session) == 1
+        has_room = self.admission.tokens_used <= self.admission.room.budget
+        return is_single and not changes and not others and not ends and has_room
 
     def _lane(self, step: Step) -> Lane | None:
         return next((lane for lane in self.admission.lanes if lane.number == step.lane), None)
@@ -198,10 +245,19 @@ class Scheduler:
         tokens = tuple(tuple(slot.session.tokens[slot.sent :]) for slot in lane.rows)
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
-        ahead = self._steps_ahead(lane)
-        lane.ahead = ahead > 0
-        self.flight.sent(step := Step(lane.number, ops, tuple(lane.rows), tokens, samples=True, ahead=ahead))
+        step = Step(lane.number, ops, tuple(lane.rows), tokens, samples=True)
+        filled, padding = self._fill(lane.rows[0].session, tokens[0]) if len(tokens) == 1 else ((), 0)
+        if len(filled) <= 1:
+            step = replace(step, ahead=self._steps_ahead(lane))
+        elif not lane.ahead:  # else the step has begun, without guesses
+            step = replace(step, tokens=(filled,), unverified=len(filled) - 1, padding=padding)
+        lane.ahead = step.ahead > 0
+        self.flight.sent(step)
         return step
+
+    def has_guesses(self, step: Step) -> bool:
+        """Whether the next step after one that runs should have guesses, for which no step is to begin ahead."""
+        return len(step.rows) == 1 and len(self._fill(step.rows[0].session, step.rows[0].session.tokens[-1:])[0]) > 1
 
     def _steps_ahead(self, lane: Lane) -> int:
         """See Step.ahead: 0 while another session is about to join the lane, 1 while other sessions wait."""

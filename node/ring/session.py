@@ -89,6 +89,18 @@ class Session:
         needs_tokens = self.constraint or self.request.sampling.penalizes
         return 0 if needs_tokens else self.request.max_tokens - self.generated - 1
 
+    def next_guesses(self, guessed: Sequence[int], most: int) -> list[int]:
+        """Up to `most` tokens that may come after these guesses at the next ones."""
+        path = list(guessed)
+        while len(path) < len(guessed) + most and (token := self.next_guess(path)) is not None:
+            path.append(token)
+        return path[len(guessed) :]
+
+    @property
+    def guess_rate(self) -> float:
+        """How likely the guess at the next token is right; 0 if there is none."""
+        return 1.0 if self._forced_after(()) is not None else self.guesser.rate(self.tokens)
+
     def next_guess(self, guessed: Sequence[int]) -> int | None:
         """The token that may come after these guesses at the next ones; None if there is no guess, or it would be the
         last token.
@@ -129,8 +141,8 @@ class Session:
         return forced[len(guessed)] if is_known else None
 
     def _may_guess_after(self, guessed: Sequence[int]) -> bool:
-        """Whether the token after these guesses is not the last one, of which there is no step."""
-        return self.generated + len(guessed) + 1 < self.request.max_tokens
+        """Whether the token after these guesses is not the last one, of which there is no step, and there is KV for it."""
+        return self.generated + len(guessed) + 1 < self.request.max_tokens and len(guessed) < HEADROOM
 
     @cached_property
     def guesser(self) -> Guesser:

@@ -39,9 +39,9 @@ class Served:
         lanes = driver.runner._stage.lanes
         begin_step = lanes.begin_step
 
-        def counted(number: int, unverified: int) -> None:
+        def counted(number: int, unverified: int, length: int) -> None:
             self.begun += unverified
-            begin_step(number, unverified)
+            begin_step(number, unverified, length)
 
         lanes.begin_step = counted  # type: ignore[method-assign]
 

@@ -125,5 +125,5 @@ def test_only_guesses_are_taken_back() -> None:
         ring.apply(Back(LANE, 1))
     with pytest.raises(PippinError, match="Lane 7 has 0 guesses, not 1 that may be wrong"):
         ring.step(token, LANE, unverified=2)
-    with pytest.raises(PippinError, match="A guess has one token, not 3"):
-        ring.step(prompt(3), LANE, unverified=1)
+    with pytest.raises(PippinError, match="Lane 7 has 0 guesses, not 1 that may be wrong"):
+        ring.step(prompt(3), LANE, unverified=4)

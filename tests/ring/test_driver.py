@@ -239,11 +239,11 @@ class FirstRunner(FakeRunner):
     def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
         self.finished += 1
         results = [Sampled(100 + draw.position) for draw in draws]
-        count, guess = len(following.guesses), following.next_guess
-        if draws[0].ends(results[0].token) or not (guess if count else following.chain):
+        count, further = len(following.guesses), following.next_guesses
+        if draws[0].ends(results[0].token) or not (further if count else following.chain):
             return Verdict(results, right=min(1, count))
         begun = self.begin(replace(frame, ops=(), unverified=count + 1 if count else 0), ())
-        return Verdict(results, min(1, count), begun, guess)
+        return Verdict(results, min(1, count), begun, further)
 
 
 @asynccontextmanager

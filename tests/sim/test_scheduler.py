@@ -17,6 +17,7 @@ from node.core.evaluation import ChunkResult, EvaluateRequest, Score
 from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
 from node.core.generation import GenerateRequest, Sampling
 from node.core.rings import Fence
+from node.core.row_family import RowFamily
 from node.engine.sampling import Sampled
 from node.engine.verdict import Verdict
 from node.ring.admission import LONG_PROMPTS
@@ -30,6 +31,12 @@ from node.ring.session import Session
 
 Row = tuple[int, ...]
 GRID = 8
+FAMILIES = [
+    RowFamily(),
+    RowFamily(((1, 1.0), (2, 1.05), (3, 1.15), (4, 1.3))),
+    RowFamily(((2, 1.1), (3, 1.2), (5, 1.5))),
+    RowFamily(((4, 1.0),)),
+]
 
 
 @dataclass
@@ -71,7 +78,7 @@ class FakeStages:
         self.taken = self.shared = 0
         """Prefixes that a session took, and those that it got from another one that had taken them."""
         self.guesses: dict[int, int] = {}
-        """Of lanes: steps that may be taken back."""
+        """Of lanes: tokens that may be taken back."""
 
     def apply(self, op: CacheOp) -> None:
         match op:
@@ -126,7 +133,9 @@ class FakeStages:
         return held
 
     def run(self, step: Step) -> list[Any]:
-        """Return each row's next token; for a step of evaluations, the token that follows each token of each row."""
+        """Return each row's next token; for a step of evaluations, the token that follows each token of each row, and for one
+        with guesses the one that follows each of its tokens.
+        """
         rows = self.lanes[step.lane]
         assert len(rows) == len(step.tokens) == len(step.rows)
         assert all(step.tokens)
@@ -134,20 +143,34 @@ class FakeStages:
             assert len(set(map(len, rows))) == 1  # they begin side by side
         assert step.lengths == (() if len(set(map(len, step.tokens))) == 1 else tuple(map(len, step.tokens)))
         assert self.pads or not step.lengths
-        assert 0 <= step.unverified <= self.guesses.get(step.lane, 0) + 1
+        assert 0 <= step.unverified <= self.guesses.get(step.lane, 0) + len(step.tokens[0])
+        assert not step.guesses or (self.trimmable and len(rows) == 1)
         self.guesses[step.lane] = step.unverified
+        before = rows
         self.lanes[step.lane] = [(*row, *tokens) for row, tokens in zip(rows, step.tokens, strict=True)]
         if step.evaluations:
             return [
                 [next_token((*row, *tokens[: count + 1])) for count in range(len(tokens))]
                 for row, tokens in zip(rows, step.tokens, strict=True)
             ]
+        if step.guesses:
+            return [next_token((*before[0], *step.tokens[0][: count + 1])) for count in range(len(step.tokens[0]))]
         return [next_token(row) for row in self.lanes[step.lane]]
 
     @property
     def tokens(self) -> int:
         padded = sum(len(rows) * max(map(len, rows)) for rows in self.lanes.values())
         return padded + sum(map(len, self.prefixes.values()))
+
+
+def right_ones(step: Step, tokens: Sequence[int], guesses: Sequence[int]) -> int:
+    """How many guesses at these tokens are right, up to the one that ends the session."""
+    right = 0
+    while right < len(tokens) and list(guesses[right : right + 1]) == [tokens[right]]:
+        if step.rows[0].session.ends_with(tokens[right]):
+            break
+        right += 1
+    return right
 
 
 class World:
@@ -163,6 +186,7 @@ class World:
             max_rows=self.random.choice([1, 3, 8, 16]),
             chunk=self.random.choice([4, 64, 256]),
             weights=random.Random(seed).choice([0, 50, 500, 1 << 20]),
+            rows=random.Random(seed).choice(FAMILIES),
         )
         self.trimmable = self.random.random() < 0.7
         self.pads = self.random.random() < 0.7
@@ -186,7 +210,8 @@ class World:
         """Prompts that shared a step with others."""
         self.ahead = 0
         """Steps with which the next one was begun."""
-        self.guessed = self.guessed_right = 0
+        self.guessed = self.guessed_right = self.long = 0
+        """`long`: steps with several tokens of a session."""
         self.rate = self.of_clients.choice([0.0, 0.5, 0.9, 1.0])
         """Of tokens that clients predict."""
         self.system = tuple(self.random.randrange(5000) for _ in range(20))
@@ -240,6 +265,7 @@ class World:
             self.fake.apply(op)
         self.check_prompts(step)
         self.check_ahead(step)
+        self.check_tokens(step)
         self.in_flight.append((step, self.fake.run(step)))
         return True
 
@@ -260,6 +286,14 @@ class World:
             assert all(slot.session.generated + step.ahead < slot.session.request.max_tokens for slot in step.rows)
             self.ahead += 1
 
+    def check_tokens(self, step: Step) -> None:
+        """A session that is alone in its lane has steps of the ring's family only, as has each step of guesses."""
+        if step.samples and step.lane < FIRST_NUMBER:
+            allowed = [size for size, _ in self.limits.rows.costs] if self.trimmable and len(step.rows) == 1 else [1]
+            has_begun = self.stages == 1 and len(step.tokens[0]) == 1  # when there was another session in the lane
+            assert has_begun or len(step.tokens[0]) in allowed
+            self.long += len(step.tokens[0]) > 1
+
     def check_division(self, step: Step) -> None:
         """Whatever happened before, a prompt is divided in the same way, and generated tokens are run one by one."""
         for slot, row, tokens in zip(step.rows, self.fake.lanes[step.lane], step.tokens, strict=True):
@@ -279,21 +313,25 @@ class World:
         if step.evaluations:
             self.land_evaluations(step, tokens)
             return
-        count, guess = len(following.guesses), following.next_guess
-        goes_on = not any(slot.session.ends_with(token) for slot, token in zip(step.rows, tokens, strict=True))
-        right = count > 0 and following.guesses[0] == tokens[0]
-        begins = guess is not None if right else following.chain and goes_on
+        guesses, further = following.guesses, following.next_guesses
+        right = right_ones(step, tokens, guesses)
+        tokens = tokens[: right + 1] if guesses else tokens
+        last = tokens[-1:] if guesses else tokens
+        goes_on = not any(slot.session.ends_with(token) for slot, token in zip(step.rows, last, strict=True))
+        follows = right > len(step.guesses)
+        begins = bool(further) if follows else following.chain and goes_on
         if (begins or right) and self.random.random() < 0.1:
             self.cancel()  # while the next step is being computed
-        if begins and not right and count:
-            self.fake.apply(Back(step.lane, count))
+        if begins and not follows and len(guesses) > right:
+            self.fake.apply(Back(step.lane, len(guesses) - right))
         drawn = [Sampled(token) for token in tokens] if step.samples else []
         frame = Frame("r", Fence(1, 1), 0) if begins else None
-        verdict = Verdict(drawn, int(right), frame, guess if begins and right else None)
+        verdict = Verdict(drawn, right, frame, further if begins and follows else ())
         next_step = self.scheduler.landed(step, verdict, self.random.choice([0.001, 0.01, 0.02, 1.0]))
         assert (next_step is not None) == begins
         if next_step:
-            run = replace(next_step, tokens=next_step.tokens or tuple((token,) for token in tokens))
+            run = replace(next_step, tokens=next_step.tokens or tuple((token,) for token in last))
+            self.check_tokens(run)
             self.in_flight.append((next_step, self.fake.run(run)))
 
     def land_evaluations(self, step: Step, followers: list[list[int]]) -> None:
@@ -416,6 +454,7 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
     assert sum(world.ahead for world in worlds) > 50
     assert sum(world.replaced for world in worlds) > 0
     right = sum(world.guessed_right for world in worlds)
+    assert sum(world.long for world in worlds) > 500
     assert 200 < right < sum(world.guessed for world in worlds) - 50
     assert sum(len(world.sessions) for world in worlds) > 500
 

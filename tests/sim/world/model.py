@@ -143,7 +143,7 @@ class FakeStage:
         self.ahead: dict[int, Ahead] = {}
         """Steps of lanes that were begun before the driver asked for them."""
         self.guesses: dict[int, int] = {}
-        """Of lanes: steps that may be taken back."""
+        """Of lanes: tokens that may be taken back."""
         self.leftover = FakeLeftover()
 
     @property
@@ -280,8 +280,11 @@ class FakeStage:
             raise StepFailed(f"There is no lane {lane}.")  # an earlier chunk failed
         if hidden.layer != self.start or len(rows) != len(hidden.rows):
             self.violated(f"{len(hidden.rows)} rows for layer {hidden.layer} came to lane {lane} of {len(rows)}")
-        if guesses > self.guesses.get(lane, 0) + 1:
-            self.violated(f"lane {lane} has {self.guesses.get(lane, 0)} guesses, not {guesses - 1}")
+        length = max(map(len, hidden.rows))
+        if guesses > self.guesses.get(lane, 0) + length:
+            self.violated(f"lane {lane} has {self.guesses.get(lane, 0)} guesses, not {guesses - length}")
+        if guesses and length > 1 and not (self.process.world.trimmable and len(rows) == 1):
+            self.violated(f"a step of {length} tokens in lane {lane} can't be taken back token by token")
         self.guesses[lane] = guesses
         self.process.world.computed += sum(map(len, hidden.rows))
         done = []
@@ -337,17 +340,31 @@ class FakeRunner:
         return replace(frame, tensors=(self._stage.run(frame.lane, hidden, frame.lengths, frame.unverified),))
 
     def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
-        drawn = self._draw(frame.tensors[0], draws)
         assert frame.lane is not None
-        count, guess = len(following.guesses), following.next_guess
-        if count and drawn[0].token == following.guesses[0]:
-            if guess is None:
-                return Verdict(drawn, right=1)
-            return Verdict(drawn, 1, self.begin(replace(frame, ops=(), unverified=count + 1), [[guess]]), guess)
-        if not following.chain or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
-            return Verdict(drawn)
-        next_frame = replace(frame, ops=(Back(frame.lane, count),) if count else (), unverified=0)
-        return Verdict(drawn, begun=self.begin(next_frame, [[sampled.token] for sampled in drawn]))
+        guesses, further = following.guesses, following.next_guesses
+        drawn, right = self._judge(frame.tensors[0], draws, guesses)
+        if right == len(draws):
+            if not further:
+                return Verdict(drawn, right)
+            unverified = len(guesses) + len(further)
+            return Verdict(drawn, right, self.begin(replace(frame, ops=(), unverified=unverified), [further]), further)
+        if not following.chain or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=False)):
+            return Verdict(drawn, right)
+        wrong = len(guesses) - right
+        next_frame = replace(frame, ops=(Back(frame.lane, wrong),) if wrong else (), unverified=0)
+        last = drawn[-1:] if guesses else drawn
+        return Verdict(drawn, right, self.begin(next_frame, [[sampled.token] for sampled in last]))
+
+    def _judge(self, hidden: Any, draws: Sequence[Draw], guesses: Sequence[int]) -> tuple[list[Sampled], int]:
+        drawn = self._draw(hidden, draws)
+        if not guesses:
+            return drawn, 0
+        right = 0
+        while right < len(drawn) and list(guesses[right : right + 1]) == [drawn[right].token]:
+            if draws[right].ends(drawn[right].token):
+                break
+            right += 1
+        return drawn[: right + 1], right
 
     def run(
         self,
@@ -365,6 +382,10 @@ class FakeRunner:
         begun = self._stage.ahead.pop(frame.lane, None)
         if begun and [[token] for token in begun.tokens] != [list(row) for row in tokens]:
             self._stage.violated(f"the step ahead of lane {frame.lane} has {begun.tokens} instead of {tokens}")
+        if frame.unverified:
+            done = self.begin(replace(frame, ops=()), tokens)
+            yield Verdict(*self._judge(done.tensors[0], draws, tokens[0][1:]))
+            return
         drawn = begun.drawn if begun else self._step(frame, tokens, draws)
         if not ahead:
             yield Verdict(drawn)
@@ -387,10 +408,11 @@ class FakeRunner:
         return self._draw(done.tensors[0], draws) if draws else []
 
     def _draw(self, hidden: Any, draws: Sequence[Draw]) -> list[Sampled]:
-        if hidden.layer != LAYERS or len(hidden.rows) != len(draws):
-            self._stage.violated(f"sampling {len(draws)} rows of {hidden}")
-        pairs = zip(hidden.rows, draws, strict=True)
-        return [Sampled(draw(row[-1], each.sampling, each.position)) for row, each in pairs]
+        states = [row[-1] for row in hidden.rows] if len(hidden.rows) > 1 else hidden.rows[0][-len(draws) :]
+        if hidden.layer != LAYERS or len(states) != len(draws):
+            self._stage.violated(f"sampling {len(draws)} results of {hidden}")
+        pairs = zip(states, draws, strict=True)
+        return [Sampled(draw(state, each.sampling, each.position)) for state, each in pairs]
 
     # --- the other stages ---
 
@@ -406,7 +428,7 @@ class FakeRunner:
         hidden = self._stage.run(frame.lane, frame.tensors[0], frame.lengths, frame.unverified)
         if not last:
             return replace(frame, tensors=(hidden,))
-        rows = tuple(row[-1:] for row in hidden.rows)
+        rows = tuple(row[-1 - frame.unverified :] for row in hidden.rows)
         return replace(frame, tensors=(Hidden(hidden.layer, rows),) if frame.sampled else (), lengths=())
 
     def _may_fail(self, lane: int) -> None:
