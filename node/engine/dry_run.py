@@ -1,6 +1,7 @@
 """Runs a model on a few tokens without computing anything, to find the dependencies of each layer."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -14,8 +15,13 @@ from node.engine.ghosts import LayerProxy, fill, find_layers, pattern_of
 from node.engine.graph import arrays_in, sources, weights_in
 
 ROWS, LENGTH = -1, -2
-_PREFILL, _LONG, _DECODE = 5, 300, 1
+_FEW, _PREFILL, _LONG, _DECODE = 2, 5, 20_000, 1
 """Lengths of the steps: models may run other code for a decode, and for a prompt that is longer than a window."""
+_CHOICE = re.compile(r"top_?k")
+_SHORT, _LEAST_CHOICE = 4, 16
+"""Few tokens have no choice, and those of the other steps have one. No layer chooses among so many experts."""
+_TOKENS = (-1, 0)
+"""Stands for the token ids among the outputs of layers."""
 
 
 class WeightGroup(NamedTuple):
@@ -26,11 +32,27 @@ class WeightGroup(NamedTuple):
     dtype: str
 
 
+def with_short_choices(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with its choices among the tokens of a context, such as an `index_topk` of 2048, so small that a dry run
+    makes them, as a long context does: layers may share them.
+    """
+
+    def shorten(name: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: shorten(key, each) for key, each in value.items()}
+        is_choice = isinstance(value, int) and value > _LEAST_CHOICE and _CHOICE.search(name)
+        return _SHORT if is_choice else value
+
+    return {name: shorten(name, value) for name, value in config.items()}
+
+
 class DryRun:
     """Dependencies of each layer. The model runs its layers as usual, but each gets stand-ins for earlier outputs.
 
     So the graph of a layer's output ends at the stand-ins, and shows exactly which earlier outputs, weights, tokens
-    and caches the layer needs.
+    and caches the layer needs. A value that is read on the host ends the graph, too, but also evaluates what it is made
+    of, which then has no graph any more. If the layer that got an array has done that, nobody else need know; else all
+    layers that come later count as in need of it.
     """
 
     def __init__(self, model: Module, caches: list[Any], dtype: mx.Dtype) -> None:
@@ -49,15 +71,23 @@ class DryRun:
         self._scalars: dict[tuple[int, int], mx.array] = {}  # of the stand-ins, by layer and array
         self._stand_ins: dict[int, tuple[tuple[int, int], mx.array]] = {}  # layer and array, by the stand-in's id
         self._inputs: list[set[tuple[int, int]]] = [set() for _ in layers]
+        self._roots: dict[tuple[int, int], tuple[mx.array, mx.array]] = {}
+        """Of the step: the tokens and the stand-ins, each with the scalar that it is made of."""
+        self._watched: set[tuple[int, int]] | None = None
+        """Which of them are evaluated; None in a step that is not watched."""
+        self._read_on_host: set[tuple[tuple[int, int], int]] = set()
+        """Each with the layer before which that was noted."""
         weights = replace_weights(model, layers, dtype)
         live[:] = [LayerProxy(layer, self._record) for layer in layers]
         tokens: list[mx.array] = []
         logits = []
-        for length in (_PREFILL, _LONG, _DECODE):
+        for length in (_FEW, _PREFILL, _LONG, _DECODE):
             if length == _LONG and self._is_slow(tokens[0]):
                 continue
-            tokens.append(mx.zeros((1, length), mx.int32))
-            logits.append(self._step(model, tokens[-1]))
+            for self._watched in (None, set()):
+                if self._watched is None or self._evaluated():
+                    logits.append(self._step(model, length))
+                    tokens.append(self._roots[_TOKENS][0])
         live[:] = layers
         self._lengths = tuple(step.shape[1] for step in tokens)
         self.vocabulary = int(logits[0].shape[-1])
@@ -70,13 +100,31 @@ class DryRun:
         self.reads_tokens = any(self._reads[1 : self.count])
         """Whether layers after the first read the token ids."""
 
-    def _step(self, model: Module, tokens: mx.array) -> mx.array:
+    def _step(self, model: Module, length: int) -> mx.array:
         self._outputs.append([])
         self.patterns = []
-        logits: mx.array = model(tokens, cache=self._caches)
+        root = mx.zeros((), mx.int32)
+        self._roots = {_TOKENS: (mx.broadcast_to(root, (1, length)), root)}
+        logits: mx.array = model(self._roots[_TOKENS][0], cache=self._caches)
+        self._watch(self.count)
         if len(self._outputs[-1]) != self.count:
             raise ModelUnsupported(f"Only {len(self._outputs[-1])} of the model's {self.count} layers run.")
         return logits
+
+    def _evaluated(self) -> set[tuple[int, int]]:
+        """Those of the step's tokens and stand-ins that have no graph any more."""
+        found = sources([[array] for array, _ in self._roots.values()], [root for _, root in self._roots.values()])
+        return {key for key, ids in zip(self._roots, found, strict=True) if not ids}
+
+    def _watch(self, index: int) -> None:
+        """Before layer `index` of a watched step, or the tail: note what was read on the host since the layer before."""
+        if self._watched is None:
+            return
+        new = self._evaluated() - self._watched
+        self._watched |= new
+        given = self._inputs[index - 1] if index else set[tuple[int, int]]()
+        # The first layer's input is made of the tokens.
+        self._read_on_host |= {(key, index) for key in new - given if (key, index) != (_TOKENS, 1)}
 
     def _is_slow(self, tokens: mx.array) -> bool:
         """Whether the dry run takes time for each token: with recurrent layers, whose code loops over the tokens, and
@@ -89,6 +137,7 @@ class DryRun:
         index = len(self._outputs[-1])
         if self._order[id(layer)] != index:
             raise ModelUnsupported("The model does not run its layers once each, in order.")
+        self._watch(index)
         values = (*args, *kwargs.values())
         given = {id(value) for value in values}
         given.update(id(item) for value in values if isinstance(value, tuple | list) for item in value)
@@ -105,6 +154,7 @@ class DryRun:
             scalar = self._scalars.setdefault((index, number), mx.zeros((), array.dtype))
             stand_ins[number] = mx.broadcast_to(scalar, array.shape)
             self._stand_ins[id(stand_ins[number])] = (index, number), stand_ins[number]
+            self._roots[index, number] = stand_ins[number], scalar
         return fill(self.patterns[-1], stand_ins)
 
     def _find_dependencies(
@@ -121,6 +171,12 @@ class DryRun:
                 self._needs[k] = given
         self._weights = [{group for group, scalar in weights.items() if id(scalar) in ids} for ids in found]
         self._reads = [any(id(array) in ids for array in tokens) for ids in found]
+        for key, noted in self._read_on_host:  # maybe by the layer before
+            for k in range(max(noted - 1, key[0] + 1), self.count + 1):
+                if key != _TOKENS:
+                    self._needs[k].add(key)
+                elif k < self.count or noted == self.count:  # what is known before the layers is for them
+                    self._reads[k] = True
 
     def cuts(self) -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:
         """The legal cuts; and for each of them and the end of the layers, the indexes of the arrays to send. Raises

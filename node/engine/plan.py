@@ -21,7 +21,7 @@ from node.core.models import KvCost
 from node.engine import architectures
 from node.engine.caches import can_go_back, can_merge, can_step_back, cost, empty_caches, head_sizes, parts
 from node.engine.config_bounds import check_config, check_weight_count
-from node.engine.dry_run import LENGTH, ROWS, DryRun
+from node.engine.dry_run import LENGTH, ROWS, DryRun, with_short_choices
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
@@ -121,7 +121,7 @@ def _make_plan(config_json: str, weight_bytes: int | None, kv_bits: int) -> Plan
     if kv_bits and model_type in architectures.UNQUANTIZABLE:
         raise _unquantizable(model_type, kv_bits, architectures.UNQUANTIZABLE[model_type])
     check_config(config)
-    model = build(config)
+    model = build(with_short_choices(config))
     if weight_bytes is not None:
         check_weight_count(model, weight_bytes)
     try:
