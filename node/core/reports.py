@@ -6,6 +6,7 @@ from enum import StrEnum
 from node.core.models import Alias, DraftChoice, HeldModel, Preset, Shard
 from node.core.nodes import Memory, NodeInfo, PeerHint
 from node.core.rings import Fence, Placement
+from node.core.row_family import RowFamily
 from node.core.units import format_download
 
 
@@ -53,6 +54,8 @@ class StageReport:
     """Why it failed or ended, as `code: text`; empty otherwise."""
     download: Download | None = None
     """While it is being fetched, once the number of bytes is known."""
+    families: tuple[RowFamily, ...] = ()
+    """Of a stage that is ready: the numbers of tokens of one session that its steps may have. Empty stands for one token."""
 
     @property
     def loads(self) -> bool:

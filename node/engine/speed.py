@@ -1,7 +1,10 @@
 """Measures how quickly this device computes a stage. Runs in the compute thread."""
 
+import math
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
@@ -9,6 +12,7 @@ from node.core.frames import Open
 from node.engine.device import probe_tokens
 from node.engine.ghosts import find_layers
 from node.engine.graph import common_dtype, weights_in
+from node.engine.row_probe import Counts, equal_rows
 from node.engine.stage import Stage
 
 _STEPS = (2, 8)
@@ -18,11 +22,23 @@ _ENOUGH_S = 0.2
 _LANE = -1
 
 
-def measure(stage: Stage) -> Generator[float, None, tuple[float, float]]:
-    """Run some chunks of a prompt, and some steps of one token.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    bytes_per_s: float
+    """Bytes of the layers' weights, per second of a step of one token."""
+    tokens_per_s: float
+    """Tokens per second of a chunk of a prompt."""
+    groups: tuple[Counts, ...]
+    """See equal_rows."""
+    seconds: Mapping[int, float]
+    """Of a step of so many tokens of one session, with the head at the driver."""
 
-    A generator of pieces, for `Compute.run_pieces`, each a step. Returns the bytes of the layers' weights per second of
-    a step of one token, and the tokens per second of a chunk.
+
+def measure(stage: Stage, groups: tuple[Counts, ...] = ()) -> Generator[float, None, Measured]:
+    """Run some chunks of a prompt, some steps of one token, and where groups of counts have equal bits some of several.
+
+    A generator of pieces, for `Compute.run_pieces`, each a step or five of a layer. `groups`: as of an earlier measurement, as
+    bits don't change; empty if there was none.
     """
     layers = find_layers(stage.model)[stage.start : stage.end]
     weights = list({id(weight): weight for layer in layers for _, weight in weights_in(layer)}.values())
@@ -32,29 +48,65 @@ def measure(stage: Stage) -> Generator[float, None, tuple[float, float]]:
     own.lanes.apply(Open(_LANE))
     try:
         chunk = probe_tokens()
-        prompt_s = yield from _quickest(own, chunk, dtype)
-        token_s = yield from _quickest(own, 1, dtype)
+        prompt_s = yield from _quickest(partial(own.run, _LANE, *_random(own, own.start, chunk, dtype)))
+        layers_s = yield from _quickest(partial(own.run, _LANE, *_random(own, own.start, 1, dtype)))
+        head_s = (yield from _quickest(_head(own, 1, dtype))) if own.start == 0 else 0.0
+        if not groups:
+            groups = yield from equal_rows(stage, layers_s / (stage.end - stage.start), head_s)
+        counts = sorted(count for group in groups for count in group if 2 in group or len(group) > 1)
+        seconds = yield from _step_seconds(own, counts, dtype)
     finally:
         own.lanes.clear()
         mx.clear_cache()
-    return size / token_s, chunk / prompt_s
+    return Measured(size / layers_s, chunk / prompt_s, groups, seconds)
 
 
-def _quickest(stage: Stage, length: int, dtype: mx.Dtype) -> Generator[float, None, float]:
-    """The least seconds of some steps of one row, without the first one, which compiles kernels.
+def _head(stage: Stage, count: int, dtype: mx.Dtype) -> Callable[[], list[mx.array]]:
+    """The driver's end of a step of so many tokens."""
+    _, hidden = _random(stage, stage.plan.layers, count, dtype)
+    return lambda: [stage.finish(hidden, every=True)]
 
-    Tokens and hidden states are random: with equal ones, a mixture of experts would read only a few experts.
+
+def _step_seconds(stage: Stage, counts: Sequence[int], dtype: mx.Dtype) -> Generator[float, None, dict[int, float]]:
+    """The least seconds of steps of 1 and of these numbers of tokens, in turns, as they are compared. Their kernels are compiled."""
+    inputs = {count: _random(stage, stage.start, count, dtype) for count in {1, *counts}} if counts else {}
+    heads = {count: _head(stage, count, dtype) for count in inputs if stage.start == 0}
+    seconds = dict.fromkeys(sorted(inputs), math.inf)
+    spent, (_, most) = 0.0, _STEPS
+    for _ in range(most):
+        for count in seconds:
+            mx.synchronize()
+            begin = time.perf_counter()
+            mx.eval(stage.run(_LANE, *inputs[count], unverified=count - 1))
+            mx.eval(heads[count]() if heads else [])
+            took = time.perf_counter() - begin
+            seconds[count] = min(seconds[count], took)
+            spent += took
+            yield 0.0
+        if spent > _ENOUGH_S:
+            break
+    return seconds
+
+
+def _random(stage: Stage, cut: int, length: int, dtype: mx.Dtype) -> tuple[mx.array, list[mx.array]]:
+    """Tokens of one row, and the hidden states that come to a cut. With equal ones, a mixture of experts would read only a few
+    experts.
     """
     key, plan = mx.random.key(0), stage.plan
     tokens = mx.random.randint(0, plan.vocabulary, (1, length), mx.int32, key)
-    hidden = [mx.random.normal(shape, dtype=dtype, key=key) for shape in plan.shapes_at(stage.start, 1, length)]
+    hidden = [mx.random.normal(shape, dtype=dtype, key=key) for shape in plan.shapes_at(cut, 1, length)]
     mx.eval(tokens, hidden)
+    return tokens, hidden
+
+
+def _quickest(step: Callable[[], Sequence[mx.array]]) -> Generator[float, None, float]:
+    """The least seconds of some steps, without the first one, which compiles kernels."""
     seconds: list[float] = []
     least, most = _STEPS
     while len(seconds) <= least or (len(seconds) <= most and sum(seconds[1:]) < _ENOUGH_S):
         mx.synchronize()  # a ring may have begun a step ahead
         begin = time.perf_counter()
-        mx.eval(stage.run(_LANE, tokens, hidden))
+        mx.eval(step())
         seconds.append(time.perf_counter() - begin)
         yield 0.0
     return min(seconds[1:])

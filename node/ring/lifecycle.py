@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 from node.cluster.agent import Agent
@@ -100,7 +101,10 @@ class Rings:
     # --- reports and requests ----------------------------------------------------------------------------------------
 
     def reports(self) -> tuple[StageReport, ...]:
-        return tuple(part.report for part in self._parts.values())
+        return tuple(
+            replace(part.report, families=self._shards.speeds.families(part.shard)) if part.role else part.report
+            for part in self._parts.values()
+        )
 
     def idle(self) -> tuple[Shard, ...]:
         """Shards in memory that no ring needs."""

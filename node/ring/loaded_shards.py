@@ -18,7 +18,7 @@ from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.device import release_memory
 from node.engine.load import load_stage
-from node.engine.speed import measure
+from node.engine.speed import Measured, measure
 from node.engine.stage import Stage
 from node.model.weights import Weights
 from node.ring.speeds import Speeds
@@ -123,23 +123,30 @@ class LoadedShards:
         if not (loaded := self._loaded.get(shard)):
             return
         try:
-            speed = await self._compute.run_pieces(self._measuring(shard, loaded))
+            found = await self._compute.run_pieces(self._measuring(shard, loaded))
         except (*MLX_ERRORS, PippinError) as error:  # the layers may be of use all the same
             log.warning("could not measure the speed of %s: %s", shard.model, error)
             return
-        if speed:
-            rate, tokens = format_bytes(round(speed.bytes_per_s)), speed.tokens_per_s
+        if found:
+            rate, tokens = format_bytes(round(found.bytes_per_s)), found.tokens_per_s
             log.info("%s computes at %s/s of weights, and %.0f tokens/s of a prompt", shard.model, rate, tokens)
-            self.speeds.note(speed, now())
+            self.speeds.note(Speed(shard, found.bytes_per_s, found.tokens_per_s), now())
+            self.speeds.note_rows(shard, found.groups, found.seconds)
+            for family in self.speeds.families(shard):
+                said = ", ".join(f"{cost:.2f} for {count}" for count, cost in family.costs)
+                log.info(
+                    "%s: equal bits with these tokens of a session in a step, at the cost of %s", shard.model, said
+                )
 
-    def _measuring(self, shard: Shard, loaded: LoadedShard) -> Generator[float, None, Speed | None]:
+    def _measuring(self, shard: Shard, loaded: LoadedShard) -> Generator[float, None, Measured | None]:
         """Ends without a result when the shard is unloaded: its weights may be freed between two pieces."""
-        pieces = measure(loaded.stage)
+        pieces = measure(loaded.stage, self.speeds.groups(shard))
         while self._loaded.get(shard) is loaded:
             try:
                 yield next(pieces)
             except StopIteration as end:
-                return Speed(shard, *end.value)
+                measured: Measured = end.value
+                return measured
         pieces.close()
         return None
 

@@ -1,13 +1,14 @@
 """What this node measured of its speed, and which measurements count. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.models import HeldModel, Shard
 from node.core.reports import Speed
+from node.core.row_family import RowFamily
 
 MOST_SPEEDS = 64
-"""Maximum models whose speed is remembered."""
+"""Maximum models whose speed is remembered, and shards of which it is known which numbers of tokens have equal bits."""
 REMEASURE_S = 3600.0
 """Minimum time between two measurements of a model whose speed is known: one lasts some tenths of a second, in which a ring may wait."""
 AGREE = 1.25
@@ -21,6 +22,12 @@ class _Known:
     agreed: Speed | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    groups: tuple[tuple[int, ...], ...]
+    seconds: Mapping[int, float]
+
+
 class Speeds:
     """The best measurement of each model, kept when the model is unloaded.
 
@@ -31,6 +38,7 @@ class Speeds:
     def __init__(self) -> None:
         self._known: dict[HeldModel, _Known] = {}
         """The model that was measured last is the last one."""
+        self._rows: dict[Shard, _Rows] = {}
 
     def note(self, speed: Speed, now: float) -> None:
         known = self._known.pop(speed.shard.version.files, None) or _Known(now, speed, None)
@@ -41,15 +49,40 @@ class Speeds:
         if len(self._known) > MOST_SPEEDS:
             del self._known[next(iter(self._known))]
 
+    def note_rows(self, shard: Shard, groups: Sequence[tuple[int, ...]], seconds: Mapping[int, float]) -> None:
+        """Numbers of tokens of one session in a step, in groups of equal bits, and the seconds of such steps. As with speeds,
+        the quickest step is the truest; bits don't change.
+        """
+        known = self._rows.pop(shard, None)
+        before = known.seconds if known else {}
+        quickest = {count: min(took, before.get(count, took)) for count, took in seconds.items()}
+        self._rows[shard] = _Rows(known.groups if known else tuple(groups), quickest)
+        if len(self._rows) > MOST_SPEEDS:
+            del self._rows[next(iter(self._rows))]
+
+    def groups(self, shard: Shard) -> tuple[tuple[int, ...], ...]:
+        """The groups of equal bits; empty if they are not known."""
+        known = self._rows.get(shard)
+        return known.groups if known else ()
+
+    def families(self, shard: Shard) -> tuple[RowFamily, ...]:
+        """What the other nodes are told of a shard: the groups, and what their steps cost."""
+        known = self._rows.get(shard)
+        if not known or not known.seconds:
+            return ()
+        cost = {count: max(1.0, took / known.seconds[1]) for count, took in known.seconds.items()}
+        timed = (tuple(count for count in group if count in cost) for group in known.groups)
+        return tuple(RowFamily(tuple((count, cost[count]) for count in group)) for group in timed if group)
+
     def is_known(self, shard: Shard) -> bool:
         """Whether two measurements of the shard's model agree."""
         known = self._known.get(shard.version.files)
         return known is not None and known.agreed is not None
 
     def is_stale(self, shard: Shard, now: float) -> bool:
-        """Whether the shard's model should be measured when it is loaded."""
+        """Whether the shard should be measured when it is loaded."""
         known = self._known.get(shard.version.files)
-        return not known or not known.agreed or now >= known.measured_at + REMEASURE_S
+        return shard not in self._rows or not known or not known.agreed or now >= known.measured_at + REMEASURE_S
 
     def best(self, shard: Shard) -> Speed | None:
         """The best measurement of the shard's model, whether another agrees or not."""

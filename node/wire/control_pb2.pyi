@@ -245,20 +245,36 @@ class Download(_message.Message):
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class StageReport(_message.Message):
-    __slots__ = ("ring", "shard", "state", "progress", "error", "download")
+    __slots__ = ("ring", "shard", "state", "progress", "error", "download", "families")
     RING_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
+    FAMILIES_FIELD_NUMBER: _ClassVar[int]
     ring: str
     shard: Shard
     state: str
     progress: float
     error: str
     download: Download
-    def __init__(self, ring: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., state: _Optional[str] = ..., progress: _Optional[float] = ..., error: _Optional[str] = ..., download: _Optional[_Union[Download, _Mapping]] = ...) -> None: ...
+    families: _containers.RepeatedCompositeFieldContainer[RowFamily]
+    def __init__(self, ring: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., state: _Optional[str] = ..., progress: _Optional[float] = ..., error: _Optional[str] = ..., download: _Optional[_Union[Download, _Mapping]] = ..., families: _Optional[_Iterable[_Union[RowFamily, _Mapping]]] = ...) -> None: ...
+
+class RowFamily(_message.Message):
+    __slots__ = ("costs",)
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    costs: _containers.RepeatedCompositeFieldContainer[RowCost]
+    def __init__(self, costs: _Optional[_Iterable[_Union[RowCost, _Mapping]]] = ...) -> None: ...
+
+class RowCost(_message.Message):
+    __slots__ = ("rows", "cost")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    cost: float
+    def __init__(self, rows: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
 
 class Speed(_message.Message):
     __slots__ = ("shard", "bytes_per_s", "tokens_per_s")

@@ -21,8 +21,8 @@ def test_stages_of_any_kind_can_be_measured_and_keep_nothing_of_it(name, tmp_pat
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     driver = load(directory, 0, 1)
     for stage in (driver, load(directory, 1, driver.plan.layers)):
-        rate, tokens = at_a_stretch(measure(stage))
-        assert rate > 0 < tokens
+        found = at_a_stretch(measure(stage))
+        assert found.bytes_per_s > 0 < found.tokens_per_s
         assert stage.lanes.kv_bytes == 0
         stage.lanes.apply(Open(-1))  # the number of its lane is free
 
@@ -55,9 +55,30 @@ def test_the_quickest_step_counts_and_slow_stages_make_few(seconds, steps, tmp_p
     stage = load(write_model(tmp_path, CONFIGURATIONS["llama"]), 1, 3)
     ticks = itertools.count(0.0, seconds)  # read before and after each step
     monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-    made = sum(1 for _ in measure(stage))
+    made = sum(1 for _ in measure(stage, ((1,),)))
     assert made == 2 * (1 + steps)
-    rate, tokens = at_a_stretch(measure(stage))
+    found = at_a_stretch(measure(stage, ((1,),)))
     layers = find_layers(stage.model)[1:3]
-    assert rate == pytest.approx(sum(w.nbytes for layer in layers for _, w in weights_in(layer)) / seconds)
-    assert tokens == pytest.approx(probe_tokens() / seconds)
+    expected = sum(w.nbytes for layer in layers for _, w in weights_in(layer)) / seconds
+    assert found.bytes_per_s == pytest.approx(expected)
+    assert found.tokens_per_s == pytest.approx(probe_tokens() / seconds)
+    assert found.seconds == {}
+
+
+def test_steps_of_several_tokens_are_timed_in_turns_and_the_quickest_counts(tmp_path, monkeypatch):
+    stage = load(write_model(tmp_path, CONFIGURATIONS["llama"]), 0, 3)
+    took = itertools.chain(
+        itertools.repeat(0.09, 3 * 3),  # of a prompt, of one token, of the head
+        [0.08, 0.12, 0.1, 0.05, 0.2, 0.09],
+    )
+    clock, ends = 0.0, itertools.cycle((False, True))
+
+    def perf_counter():
+        nonlocal clock
+        clock += next(took) if next(ends) else 1.0
+        return clock
+
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(speed, "_ENOUGH_S", 0.15)
+    found = at_a_stretch(measure(stage, ((1,), (2, 4), (3,), (5,))))
+    assert found.seconds == pytest.approx({1: 0.08, 2: 0.12, 4: 0.1})

@@ -20,12 +20,16 @@ from node.core.models import KvCost, ModelSpec, ModelVersion, Shard
 from node.core.nodes import Caller
 from node.core.reports import Speed, StageState
 from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
+from node.core.row_family import RowFamily
 from node.core.signal import Signal
 from node.engine.compute import Compute
 from node.engine.faults import Faults
+from node.engine.speed import Measured
 from node.ring import lifecycle, limits, loaded_shards, roles
 from node.ring.lifecycle import Rings
 from node.ring.limits import RingOptions
+
+Groups = tuple[tuple[int, ...], ...]
 
 ALONE = (StageSpec("a", 0, 4),)
 FIRST = (StageSpec("a", 0, 2), StageSpec("b", 2, 4))
@@ -146,6 +150,8 @@ class World:
         monkeypatch.setattr(loaded_shards, "measure", self._measure)
         self.rates = [50e9]
         """Of the measurements to come; the last one repeats."""
+        self.known: list[Groups] = []
+        """The groups of equal bits that were known at each measurement."""
         monkeypatch.setattr(roles, "Runner", FakeRunner)
         monkeypatch.setattr(loaded_shards, "release_memory", self._release)
         self.agent = FakeAgent()
@@ -172,9 +178,11 @@ class World:
             self.loads.append("closed")
         return FakeStage(weights, (end - start) * LAYER)
 
-    def _measure(self, _stage: FakeStage) -> Generator[float, None, tuple[float, float]]:
+    def _measure(self, _stage: FakeStage, groups: Groups) -> Generator[float, None, Measured]:
         yield 0.0
-        return self.rates.pop(0) if len(self.rates) > 1 else self.rates[0], 300.0
+        self.known.append(groups)
+        rate = self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
+        return Measured(rate, 300.0, groups or ((1,), (2, 3)), {1: 2.0, 2: 3.0, 3: 4.0})
 
     def _release(self, models: list[Any]) -> Generator[float, None, None]:
         models.clear()
@@ -614,16 +622,31 @@ async def test_a_speed_is_told_once_a_second_measurement_agrees(world: World, mo
     assert world.rates == [90e9]
 
 
+async def test_families_are_told_with_the_first_measurement_and_their_bits_are_tried_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "MEASURE_S", 0.0)
+    world.go_on.set()
+    world.place(ring("one", FIRST))
+    await world.ready("one")
+    (report,) = world.rings.reports()
+    assert report.families == (RowFamily(), RowFamily(((2, 1.5), (3, 2.0))))
+    while len(world.known) < 2:
+        world.agent.touched.clear()
+        await world.agent.touched.wait()
+    assert world.known == [(), ((1,), (2, 3))]
+
+
 async def test_layers_that_are_unloaded_are_not_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their weights may be freed between two pieces of the measurement."""
     again, closed = asyncio.Event(), asyncio.Event()
 
-    def second_never_ends(_stage: FakeStage) -> Generator[float, None, tuple[float, float]]:
+    def second_never_ends(_stage: FakeStage, _groups: Groups) -> Generator[float, None, Measured]:
         yield 0.0
         monkeypatch.setattr(loaded_shards, "measure", endless)
-        return 50e9, 300.0
+        return Measured(50e9, 300.0, ((1,),), {})
 
-    def endless(_stage: FakeStage) -> Generator[float, None, tuple[float, float]]:
+    def endless(_stage: FakeStage, _groups: Groups) -> Generator[float, None, Measured]:
         again.set()
         try:
             while True:

@@ -43,7 +43,8 @@ def values(hint: Any) -> st.SearchStrategy:
     if origin is Mapping:
         return st.dictionaries(values(arms[0]), values(arms[1]), max_size=3)
     if origin:
-        return st.lists(values(arms[0]), max_size=3).map(origin)
+        is_fixed = origin is tuple and arms[-1] is not Ellipsis
+        return st.tuples(*map(values, arms)) if is_fixed else st.lists(values(arms[0]), max_size=3).map(origin)
     if issubclass(hint, StrEnum):
         return st.sampled_from(hint)
     hints = typing.get_type_hints(hint)

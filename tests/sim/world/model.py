@@ -20,6 +20,7 @@ from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed
 from node.engine.sampling import Draw, Sampled
+from node.engine.speed import Measured
 from node.engine.verdict import Following, StepFailed, Verdict
 
 if TYPE_CHECKING:
@@ -472,11 +473,12 @@ def fake_load(directory: Any, start: int, end: int, *_: Any) -> Generator[float,
     return FakeStage(directory, start, end)
 
 
-def fake_measure(stage: FakeStage) -> Generator[float, None, tuple[float, float]]:
+def fake_measure(stage: FakeStage, groups: Any = ()) -> Generator[float, None, Measured]:
     """In place of node.engine.speed.measure, with some noise."""
     yield 0.0
     rate = stage.process.machine.bytes_per_s * stage.process.world.rng.uniform(0.9, 1.0)
-    return rate, 10 * rate / stage.weight_bytes
+    seconds = {count: 1 + 0.1 * count for count in range(1, 6)}
+    return Measured(rate, 10 * rate / stage.weight_bytes, groups or (tuple(seconds),), seconds)
 
 
 class FakeCompute(Compute):
