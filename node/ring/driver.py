@@ -122,6 +122,8 @@ class Driver:
         """Queue a session. Raises the errors of Admission.submit, and RingLost after the ring's end."""
         if self._ended:
             raise self._ended
+        if not self._requests:
+            self._scheduler.keep_to(self._guessing.family())
         self._requests += 1
         if replaced := self._admission.submit(session):
             full = "The queue is full, and this client has the most requests in it."

@@ -1,9 +1,41 @@
 """How many tokens of one session a frame has: which counts a ring keeps to, and which of them pays best. Pure."""
 
+from collections.abc import Sequence
+from functools import reduce
+
 from node.core.row_family import RowFamily
 
+DEAR = 1.5
+"""Cost of the least frame with a guess from which on a ring has none, as it would seldom be the faster one."""
+CHEAP = 1.15
+"""Most that a frame of two tokens may cost where frames of one have other bits: then each frame has a second one, guessed or not."""
 MARGIN = 1.03
 """How many times as fast as a smaller frame a larger one must be by the formula: costs are measured with some error."""
+
+
+def family_of_ring(stages: Sequence[Sequence[RowFamily]]) -> RowFamily:
+    """Which counts a ring keeps to, by what each of its stages has proven; a stage that says nothing has proven one token.
+
+    Of the families that all stages have in common it is that of frames of one token, if a larger frame is not too dear; else
+    that of frames of two, if they cost little more; else that of one token alone.
+    """
+    known = [[dict(family.costs) for family in families] or [{1: 1.0}] for families in stages]
+    common = reduce(_common, known) if known else []
+    with_one = next((family for family in common if 1 in family), {})
+    if len(with_one) > 1 and sorted(with_one.items())[1][1] < DEAR:
+        return _family(with_one)
+    from_two = next((family for family in common if 2 in family and 1 not in family), {})
+    return _family(from_two) if from_two and from_two[2] <= CHEAP else RowFamily()
+
+
+def _common(one: Sequence[dict[int, float]], other: Sequence[dict[int, float]]) -> list[dict[int, float]]:
+    """The counts that are in a family of both, each at the cost of the stage for which it is dearer."""
+    return [{count: max(a[count], b[count]) for count in a.keys() & b.keys()} for a in one for b in other]
+
+
+def _family(costs: dict[int, float]) -> RowFamily:
+    # A node may say anything.
+    return RowFamily(tuple((count, max(1.0, cost)) for count, cost in sorted(costs.items())))
 
 
 def speed(tokens: int, cost: float, *, right: float, stages: int, in_flight: int) -> float:

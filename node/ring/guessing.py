@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from node.core.row_family import RowFamily
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed, DraftModel
 from node.ring.session import Session
@@ -16,6 +17,8 @@ class Guessing:
     draft: DraftModel | None = None
     is_wire_slow: Callable[[], bool] = lambda: False
     """See Flight.wire_is_slow. It is asked once a second, as paths change."""
+    family: Callable[[], RowFamily] = RowFamily
+    """What all stages have proven of the rows of a step. It is asked at the first request, when all of them are ready."""
 
     @property
     def kv_bytes(self) -> int:

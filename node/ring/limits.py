@@ -1,12 +1,11 @@
 """How many sessions, and how much of each, the rings of this node accept."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 from node.core.models import KvCost, ModelVersion, Shard
 from node.core.rings import Ring
-from node.core.row_family import RowFamily
 from node.engine.device import prefill_chunk
 from node.ring.loaded_shards import LoadedShard
 
@@ -50,8 +49,6 @@ class RingLimits:
     """The ring ends when a step takes longer."""
     stored: ModelVersion | None = None
     """What KV on disks is of; None if this node keeps none there."""
-    rows: RowFamily = field(default_factory=RowFamily)
-    """How many tokens the steps of a single session have: what all stages of the ring have proven. It stays for the ring's life."""
 
     def charge(self, tokens: int) -> int:
         """The share of the KV budget that a sequence needs, in tokens of a sequence of the whole context.

@@ -1,5 +1,6 @@
 """What this node is in a ring: the driver that begins its steps, or a worker."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,12 +10,14 @@ from node.core.errors import PeerUnavailable, PippinError
 from node.core.models import Shard
 from node.core.reports import StageReport
 from node.core.rings import Ring
+from node.core.row_family import RowFamily
 from node.engine.compute import Compute
 from node.engine.draft import DraftModel
 from node.engine.runner import Runner
 from node.members.address_book import AddressBook
 from node.placement.speed import is_slow_wire
 from node.ring.driver import Driver
+from node.ring.frame_rows import family_of_ring
 from node.ring.guessing import Guessing
 from node.ring.lane import sequence_numbers
 from node.ring.limits import RingOptions, limits_of
@@ -24,6 +27,8 @@ from node.ring.stored_kv import StoredKv
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
 from node.rpc.link import FrameLink
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,11 +97,24 @@ class Roles:
             open_link if len(ring.nodes) > 1 else None,
             on_ended,
             leftover=loaded.leftover_tokens,
-            guessing=Guessing(model, is_wire_slow),
+            guessing=Guessing(model, is_wire_slow, partial(self._family, part)),
             stored=self._stored,
         )
         loaded.leftover_tokens = {}
         return driver
+
+    def _family(self, part: RingPart) -> RowFamily:
+        """What the stages of a ring that this node drives have proven. One of which nothing is heard has proven nothing."""
+        ring, heard = part.ring, {report.info.id: report for report in self._agent.alive()}
+        told = [
+            next((stage.families for stage in heard[node].stages if stage.ring == ring.id), ()) if node in heard else ()
+            for node in ring.nodes[1:]
+        ]
+        family = family_of_ring([self._shards.speeds.families(part.shard), *told])
+        log.info(
+            "ring %s: steps of a single session have %s tokens", ring.id, " or ".join(str(n) for n, _ in family.costs)
+        )
+        return family
 
     def _open_link(self, node: str, on_broken: Callable[[PippinError], None]) -> FrameLink:
         """A link to the next stage. Raises PeerUnavailable when no address of its node is known."""

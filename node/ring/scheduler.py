@@ -44,8 +44,7 @@ class Scheduler:
         self.flight = Flight(stages)
         self._stages = stages
         self._guesses = guesses
-        # Where caches can't be trimmed, each step can be taken back as a whole only.
-        self._family = limits.rows if plan.trimmable else RowFamily()
+        self._family = RowFamily()
         self.admission = Admission(limits, plan, numbers, self.flight, stages)
         self.restoring = Restoring(self.admission, numbers)
         self._begins_ahead = stages == 1 and plan.steps_back
@@ -54,6 +53,12 @@ class Scheduler:
         """Guesses that were compared with the token that was drawn."""
         self.guessed_right = 0
         self._steps_since_chunk = 0
+
+    def keep_to(self, family: RowFamily) -> None:
+        """Before the first session: how many tokens the steps of a single session have, for as long as the ring lives."""
+        # Where caches can't be trimmed, each step can be taken back as a whole only.
+        if self.admission.plan.trimmable:
+            self._family = family
 
     def next(self) -> Step | None:
         """The next step; None when there is none to send now."""

@@ -57,8 +57,9 @@ class Played:
     def __init__(self, stages: Sequence[Stage], family: RowFamily, *, guesses: bool = True) -> None:
         self.runners = [Runner(stage.sibling(), Path(), Faults()) for stage in stages]
         plan = self.runners[0].plan
-        limits = RingLimits(context=512, max_sessions=4, max_queue=4, max_rows=4, chunk=64, rows=family)
+        limits = RingLimits(context=512, max_sessions=4, max_queue=4, max_rows=4, chunk=64)
         self.scheduler = Scheduler(limits, plan, count(1 << 16), len(stages), guesses=guesses)
+        self.scheduler.keep_to(family)
         self.pipeline = Pipeline(RING, None, print)
         self.in_flight: deque[tuple[Step, Frame]] = deque()
         self.tokens: list[int] = []

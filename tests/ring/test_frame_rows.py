@@ -5,7 +5,7 @@ import random
 import pytest
 
 from node.core.row_family import RowFamily
-from node.ring.frame_rows import speed, tokens_of_frame
+from node.ring.frame_rows import family_of_ring, speed, tokens_of_frame
 
 M3_MAX = RowFamily(((1, 1.0), (2, 1.05), (3, 1.15), (4, 1.3), (5, 1.5)))
 M4_PRO = RowFamily(((1, 1.0), (2, 1.15), (3, 1.25), (4, 1.45), (5, 1.6)))
@@ -72,3 +72,38 @@ def test_a_small_gain_is_none_as_costs_are_measured():
 def test_more_frames_in_flight_are_never_slower():
     speeds = [speed(3, 1.25, right=0.6, stages=4, in_flight=count) for count in range(1, 5)]
     assert speeds == sorted(speeds)
+
+
+def family(*counts, cost=1.0):
+    """Frames of more tokens than one cost so much."""
+    return RowFamily(tuple((count, cost if count > 1 else 1.0) for count in counts))
+
+
+ONE = family(1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ([], ONE),
+        ([()], ONE),
+        ([(family(1, 2, 3, cost=1.4),)], family(1, 2, 3, cost=1.4)),
+        ([(family(1, 2, 3, cost=1.5),)], ONE),
+        ([(ONE, family(2, 3, 4, cost=1.15))], family(2, 3, 4, cost=1.15)),
+        ([(ONE, family(2, 3, 4, cost=1.16))], ONE),
+        ([(ONE, family(2, cost=1.1), family(3, 4))], family(2, cost=1.1)),
+        ([(ONE, family(3, 4))], ONE),
+        # What one of two stages has proven is not enough.
+        ([(family(1, 2, 3),), ()], ONE),
+        ([(family(1, 2, 3, cost=1.1),), (family(1, 2, 4, cost=1.3),)], family(1, 2, cost=1.3)),
+        ([(family(1, 2, 3, 4),), (ONE, family(2, 3, 4, 5, cost=1.1))], family(2, 3, 4, cost=1.1)),
+        ([(ONE, family(2, 3)), (family(1, 2), family(3, 4))], family(2)),
+        ([(family(1, 2, 3),), (family(1, 3, cost=1.2),), (family(1, 2, 3),)], family(1, 3, cost=1.2)),
+        # A node of another version, or with another clock.
+        ([(family(),)], ONE),
+        ([(family(1, 2, cost=0.0),)], family(1, 2)),
+    ],
+)
+def test_a_ring_keeps_to_what_all_its_stages_have_proven(stages, expected):
+    assert family_of_ring(stages) == expected
+    assert family_of_ring(stages[::-1]) == expected

@@ -186,8 +186,8 @@ class World:
             max_rows=self.random.choice([1, 3, 8, 16]),
             chunk=self.random.choice([4, 64, 256]),
             weights=random.Random(seed).choice([0, 50, 500, 1 << 20]),
-            rows=random.Random(seed).choice(FAMILIES),
         )
+        self.family = random.Random(seed).choice(FAMILIES)
         self.trimmable = self.random.random() < 0.7
         self.pads = self.random.random() < 0.7
         self.chunked = random.Random(seed).choice([0, 0, 0, 8]) > 0
@@ -218,7 +218,9 @@ class World:
 
     def new_scheduler(self) -> Scheduler:
         plan = Traits(self.batchable, self.pads, self.trimmable, self.steps_back, self.chunked)
-        return Scheduler(self.limits, plan, self.numbers, self.stages)
+        scheduler = Scheduler(self.limits, plan, self.numbers, self.stages)
+        scheduler.keep_to(self.family)
+        return scheduler
 
     def arrive(self) -> None:
         known = self.random.choice(
@@ -289,7 +291,7 @@ class World:
     def check_tokens(self, step: Step) -> None:
         """A session that is alone in its lane has steps of the ring's family only, as has each step of guesses."""
         if step.samples and step.lane < FIRST_NUMBER:
-            allowed = [size for size, _ in self.limits.rows.costs] if self.trimmable and len(step.rows) == 1 else [1]
+            allowed = [size for size, _ in self.family.costs] if self.trimmable and len(step.rows) == 1 else [1]
             has_begun = self.stages == 1 and len(step.tokens[0]) == 1  # when there was another session in the lane
             assert has_begun or len(step.tokens[0]) in allowed
             self.long += len(step.tokens[0]) > 1
