@@ -82,7 +82,7 @@ def _check(report: Report, folder: Path, *, quick: bool) -> None:
             compute("write", configs=size.configs, folder=str(folder))
             parts.split(report, folder, size)
             parts.pool(report, folder, size)
-            parts.together(report, folder)
+            parts.rows(report, folder, size)
             with report.expecting("One node"):
                 alone = parts.speed(report, folder, size, judge=bool(device["is gpu"]) and not quick)
                 with report.expecting("Two nodes"):

@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from node.check.sizes import VOCABULARY
@@ -28,14 +28,14 @@ from node.engine.compute import Compute
 from node.engine.device import choose_device, device_memory
 from node.engine.load import load_stage
 from node.engine.plan import build
+from node.engine.speed import Measured, measure
 from node.engine.stage import Stage
 from node.engine.tensor_codec import pack, unpack
 from node.model.layouts import Layout
 
 TOKENIZER = Path(__file__).parents[1] / "builtin" / "pippin-demo"
 GREEDY_STEPS = 20
-VERIFIED = 8
-"""Steps of each number of tokens."""
+CROSSINGS = 64
 GROUP, BITS = 64, 4
 Json = dict[str, Any]
 
@@ -144,27 +144,31 @@ def pool(folder: str, layers: int, tokens: int) -> Json:
     return {"middle": middle, "end": end, "active": active}
 
 
-def together(folder: str, most: int) -> list[Json]:
-    """Steps of 1 to `most` tokens, as they would verify guesses: the seconds of the quickest, and whether the logits are those of
-    steps of one token, bit for bit.
-    """
-    model, _ = load_model(Path(folder))
-    caches = make_prompt_cache(model)
-    mx.eval(model(_tokens(256, seed=1), cache=caches))
-    tokens, results = _tokens(most, seed=2), []
-    single = mx.concatenate([model(tokens[:, place : place + 1], cache=caches) for place in range(most)], axis=1)
-    mx.eval(single)
-    trim_prompt_cache(caches, most)
-    for count in range(1, most + 1):
-        seconds = []
-        for _ in range(VERIFIED):
-            begin = time.perf_counter()
-            logits = model(tokens[:, :count], cache=caches)
-            mx.eval(logits)
-            seconds.append(time.perf_counter() - begin)
-            trim_prompt_cache(caches, count)
-        results.append({"seconds": min(seconds), "equal": bool(mx.array_equal(logits, single[:, :count]))})
-    return results
+def rows(folder: str, layers: int) -> Json:
+    """How many tokens of one session a step may have: in groups of equal bits, and the seconds of such steps."""
+    pieces = measure(_load(folder, 0, layers))
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as ended:
+            found: Measured = ended.value
+            return {"groups": found.groups, "seconds": found.seconds}
+
+
+def fence() -> float:
+    """Seconds that a result takes from one stream of the device to another: on a GPU from there to the CPU, or back."""
+    device = mx.default_stream(mx.default_device())
+    streams = {True: device, False: mx.new_stream(mx.cpu)}
+
+    def took(*, crossing: bool) -> float:
+        begin, value = time.perf_counter(), mx.zeros((1,))
+        for number in range(CROSSINGS):
+            value = mx.add(value, 1, stream=streams[number % 2 == 0 or not crossing])
+        mx.eval(value)
+        return time.perf_counter() - begin
+
+    least = {crossing: min(took(crossing=crossing) for _ in range(10)) for crossing in (False, True)}
+    return max(0.0, least[True] - least[False]) / CROSSINGS
 
 
 def stock(folder: str, prompts: Sequence[Sequence[int]], tokens: int) -> list[Json]:
@@ -197,7 +201,7 @@ def _tokens(length: int, seed: int) -> mx.array:
     return mx.random.randint(100, VOCABULARY, (1, length), key=mx.random.key(seed)).astype(mx.int32)
 
 
-PARTS = {part.__name__: part for part in (device, bfloat16, write, split, pool, together, stock)}
+PARTS = {part.__name__: part for part in (device, bfloat16, write, split, pool, rows, fence, stock)}
 
 
 def main() -> None:

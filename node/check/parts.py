@@ -28,7 +28,6 @@ from node.host.interfaces import hardware_kinds, local_interfaces
 ROOT = Path(__file__).parents[2]
 SHORT = 24
 """How many tokens a short prompt has."""
-MOST_TOGETHER = 4
 MEET_S = 20.0
 MAX_POOL = 2 * 2**30
 SUITE_S = 600.0
@@ -168,15 +167,20 @@ def pool(report: Report, folder: Path, size: Size) -> None:
         report.add(Line(what, said, expected, good=found["end"] <= MAX_POOL))
 
 
-def together(report: Report, folder: Path) -> None:
-    """What it would cost one node to verify guesses in one step. It does not, as docs/adr/0023-guesses-in-flight.md says."""
-    report.section("Several tokens in one step, of one row")
-    with report.expecting("Time of a step", "it is measured"):
-        found = compute("together", folder=str(folder / DENSE), most=MOST_TOGETHER)
-        for count, each in enumerate(found[1:], start=2):
-            same = "the same bits as" if each["equal"] else "other bits than"
-            said = f"{each['seconds'] / found[0]['seconds']:.2f} times that of one token; {same} {count} steps"
-            report.add(Line(f"Time of a step of {count} tokens", said))
+def rows(report: Report, folder: Path, size: Size) -> None:
+    """Whether guesses may share a step with the token before them on this machine, and what that costs."""
+    report.section("Several tokens of one session in a step")
+    with report.expecting("Numbers of tokens with equal bits", "they are found"):
+        found = compute("rows", folder=str(folder / DENSE), layers=size.layers)
+        groups, seconds = found["groups"], {int(count): took for count, took in found["seconds"].items()}
+        said = ", ".join("{" + ", ".join(map(str, group)) + "}" for group in groups)
+        report.add(Line("Numbers of tokens with equal bits", said))
+        for count in sorted(seconds)[1:]:
+            report.add(
+                Line(f"Time of a step of {count} tokens", f"{seconds[count] / seconds[1]:.2f} times that of one token")
+            )
+    with report.expecting("Time from one stream to another", "it is measured"):
+        report.add(Line("Time from one stream to another", f"{1e6 * compute('fence'):.0f} µs"))
 
 
 def speed(report: Report, folder: Path, size: Size, *, judge: bool) -> str:
