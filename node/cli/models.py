@@ -28,6 +28,8 @@ def held(models: Json, status: Json) -> str:
     reasons = [f"! {model['id']}  {model['reason']}" for model in models["models"] if model["reason"]]
     reasons += [f"! {model['id']}  {model['reason']}" for model in models.get("unusable", [])]
     lines = aligned([("MODEL", "SIZE", "STATE", "FITS", "HELD BY", "OTHER NAMES"), *rows])
+    kv = [f"{node['name']} {format_bytes(node['kv_on_disk'])}" for node in status["nodes"] if node.get("kv_on_disk")]
+    lines += ["", f"KV of earlier sessions on disks: {', '.join(kv)}"] if kv else []
     return "\n".join(map(printable, [*lines, *([""] if reasons else []), *reasons]))
 
 

@@ -196,6 +196,8 @@ class NodeReport:
     presets: tuple[Preset, ...] = ()
     crashed: tuple[Crash, ...] = ()
     """In which it has loaded the model successfully since, are not among them."""
+    kv_disk: int = 0
+    """Bytes of KV on its disk, to two digits: it changes with every answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,11 @@ class Code(StrEnum):
         "{node} has {free} left on the disk of {folder}, where it keeps models.",
         "Free some space: models of the hub are shown by `hf cache ls`, and deleted by `hf cache rm`.",
     )
+    KV_NOT_STORED = _warning(
+        "kv-not-stored",
+        "{node} can't write the KV of finished sessions to its disk: {error}.",
+        "Free some space there, or start it with --kv-disk 0.",
+    )
     FOLDER_DENIED = _warning(
         "folder-denied",
         "{node} may not read {folder}, where it looks for models: the system does not permit it.",

@@ -196,6 +196,7 @@ class Daemon:
             speeds=self._serving.rings.speeds(),
             issues=(*self._upkeep.issues, *failed),
             aliases=tuple(Alias(*given) for given in self._options.aliases),
+            kv_disk=int(float(f"{self._models.kv.store.bytes:.1e}")),
             presets=tuple(Preset(model, dict(given)) for model, given in self._options.presets),
             crashed=self._models.crashes.crashed(),
         )
@@ -213,4 +214,6 @@ class Daemon:
             Code.POOL_FULL.issue(node=self._options.name, pool=pool, seconds=seconds)
             for pool, seconds in self._pools.full()
         )
-        return *self._facts.issues, *found, *full
+        failure = self._models.kv.store.failure
+        unkept = (Code.KV_NOT_STORED.issue(node=self._options.name, error=failure),) if failure else ()
+        return *self._facts.issues, *found, *full, *unkept

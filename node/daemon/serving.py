@@ -71,7 +71,7 @@ class Serving:
             router,
             grammars,
             self.commands,
-            Disk(names, allowlist, catalogue, models.specs, models.files, pools, self.rings.models, agent.touch),
+            Disk(names, allowlist, models.kv.store, models.specs, models.files, pools, self.rings.models, agent.touch),
             Monitor(
                 *(agent, self.rings, router, pools, grammars, sandboxes),
                 open_cluster=network.is_open,

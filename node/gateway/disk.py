@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 from node.cluster.allowlist import Allowlist
 from node.cluster.model_specs import ModelSpecs
 from node.core.clock import now
-from node.core.errors import ModelBusy
+from node.core.errors import ModelBusy, ModelNotFound
 from node.core.fair_turns import FairTurns
 from node.core.models import Shard
 from node.core.pool import PULLS, Pools
 from node.core.reports import Download
 from node.gateway.model_names import ModelNames
-from node.model.catalogue import Catalogue
+from node.kv.store import KvStore
 from node.model.files import Files
 from node.model.stage_fetch import Progress
 
@@ -43,7 +43,7 @@ class Pulled(NamedTuple):
 class Disk:
     names: ModelNames
     allowlist: Allowlist
-    catalogue: Catalogue
+    kv: KvStore
     specs: ModelSpecs
     files: Files
     pools: Pools
@@ -96,22 +96,27 @@ class Disk:
                             return
 
     async def remove(self, name: str) -> tuple[str, int]:
-        """Delete the files of a model that were fetched from the hub or from nodes. Returns its id and their bytes.
+        """Delete the files of a model that were fetched from the hub or from nodes, and its KV. Returns its id and their bytes.
 
-        Raises ModelBusy while this node uses or fetches the model; ModelNotFound if none of its files are here, or if
-        they are in a directory of the user's.
+        Raises ModelBusy while this node uses or fetches the model; ModelNotFound if nothing of it is here, or if its files
+        are in a directory of the user's and there is no KV of it.
         """
         model = await self.names.id_of(name)
         if model in self._pulled:
             raise ModelBusy(f"This node is fetching {model}.", hint="End the `cluster pull` first, or wait for it.")
         if model in self.in_use():
             raise ModelBusy(f"This node has layers of {model} in memory.", hint=f"Type `cluster unload {model}` first.")
-        freed = await self.pools.files.run(self.catalogue.remove, model)
+        kv = freed = await self.pools.kv.run(self.kv.remove, model)
+        try:
+            freed += await self.pools.files.run(self.files.catalogue.remove, model)
+        except ModelNotFound:
+            if not kv:
+                raise
         await self._refresh()
         return model, freed
 
     async def _refresh(self) -> None:
-        await self.pools.files.run(self.catalogue.refresh)
+        await self.pools.files.run(self.files.catalogue.refresh)
         self.changed()
 
 

@@ -61,6 +61,8 @@ class KvStore:
         self._parts: dict[str, list[Part]] = {}
         """By the block's name."""
         self._bytes = 0
+        self._written: set[Path] = set()
+        """By this process."""
         self._paused_until = 0.0
 
     def open(self) -> None:
@@ -159,6 +161,14 @@ class KvStore:
         self.failure = ""
         with self._lock:
             self._add(Part(name, first, end, path, size))
+            self._written.add(path)
+
+    def drop_written(self) -> None:
+        """Delete what this process has written: the device that computed it has failed. Blocks on the disk."""
+        with self._lock:
+            parts = [self._files[path] for path in self._written]
+        for part in parts:
+            self._delete(part)
 
     def remove(self, model: str) -> int:
         """Delete all blocks of a model. Returns their bytes. Blocks on the disk."""
@@ -182,6 +192,7 @@ class KvStore:
 
     def _forget(self, part: Part) -> None:
         self._bytes -= part.size
+        self._written.discard(part.path)
         self._parts[part.name].remove(part)
         if not self._parts[part.name]:
             del self._parts[part.name]

@@ -28,7 +28,7 @@ class Files:
 
     def __init__(self, catalogue: Catalogue, hub: Hub, others: Others, pools: Pools) -> None:
         self._pools = pools
-        self._catalogue = catalogue
+        self.catalogue = catalogue
         self._hub = hub
         self._others = others
         self._sender = Sender(catalogue.layouts, catalogue.folders[1])
@@ -62,7 +62,7 @@ class Files:
         return self._sender.read(last, name, offset, length)
 
     def _here(self, model: str, revision: str) -> list[Path]:
-        if directories := self._catalogue.offered(model, revision):
+        if directories := self.catalogue.offered(model, revision):
             return directories
         raise ModelNotFound(f"{model} of revision {revision[:100]!r} is not on this node.")
 
@@ -79,13 +79,13 @@ class Files:
         Raises ModelNotFound, ModelChanged, ModelGated, HubUnavailable, NoCapacity (disk full), ModelBroken.
         """
         gathering = self._gathering(shard.version.files)
-        args = self._catalogue, self._hub, self._pools, self._others, gathering
+        args = self.catalogue, self._hub, self._pools, self._others, gathering
         directory = await StageFetch(*args, shard, ends, progress, downloads or self._pools.downloads).run()
         log.info("%s is read from %s", shard, directory)
-        return directory, await self._pools.files.run(self._catalogue.weights, directory)
+        return directory, await self._pools.files.run(self.catalogue.weights, directory)
 
     def _gathering(self, model: HeldModel) -> Gathering:
-        target = partial(self._catalogue.target, model.id, model.revision)
+        target = partial(self.catalogue.target, model.id, model.revision)
         return Gathering(self._others.client, self._pools, model, target, self._others.refused)
 
     async def of_tokenizer(self, model: HeldModel, peer: Address | None) -> Path:
@@ -93,7 +93,7 @@ class Files:
 
         Raises PeerUnavailable if `peer` is None, and the errors of the transfer.
         """
-        directory = await self._pools.files.run(self._catalogue.tokenizer_directory, model.id, model.revision)
+        directory = await self._pools.files.run(self.catalogue.tokenizer_directory, model.id, model.revision)
         if directory:
             return directory
         if peer is None:
@@ -102,4 +102,4 @@ class Files:
         offered = holders_of({peer: await self._others.client.listing(peer, model.id, model.revision)})
         if not await gather_small(gathering, {file: peers for file, peers in offered.items() if is_small(file.name)}):
             raise gathering.failure or PeerUnavailable(f"{peer} has sent wrong files of {model.id} before.")
-        return self._catalogue.target(model.id, model.revision)
+        return self.catalogue.target(model.id, model.revision)

@@ -178,6 +178,8 @@ class Rings:
             for part in self._parts.values():
                 if part.role:
                     part.role.end(failed)
+            if self._stored:
+                await self._stored.device_failed()
 
     # --- following the placement ------------------------------------------------------------------------------------
 

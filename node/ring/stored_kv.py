@@ -63,6 +63,12 @@ class StoredKv:
         if self._storing:
             await asyncio.wait([self._storing], timeout=FLUSH_S)
 
+    async def device_failed(self) -> None:
+        """The device of this node has failed: what it computed may be wrong."""
+        self._waiting.clear()
+        await self.flush()
+        await self.pool.run(self.exchange.store.drop_written)
+
     def forget(self, runner: Runner) -> None:
         """Store no more of a ring that has ended: its weights are to be free."""
         self._waiting = deque(kept for kept in self._waiting if kept.runner is not runner)

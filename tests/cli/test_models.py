@@ -25,6 +25,15 @@ def test_the_models_that_nodes_hold(node, models, status, capsys):
     assert capsys.readouterr().out == golden("models.txt")
 
 
+def test_kv_of_earlier_sessions_is_told_where_there_is_any(node, models, status, capsys):
+    for each, size in zip(status["nodes"], (0, 3 << 30), strict=False):
+        each["kv_on_disk"] = size
+    node.answers = [models, status]
+    assert main(["models", "--api", node.url]) == 0
+    name = status["nodes"][1]["name"]
+    assert f"\nKV of earlier sessions on disks: {name} 3.0 GB\n" in capsys.readouterr().out
+
+
 def test_models_in_another_format_are_named(node, models, status, capsys):
     models["unusable"] = [{"id": "org/x-GGUF", "reason": "Its files here are GGUF."}]
     node.answers = [models, status]

@@ -135,7 +135,7 @@ async def test_a_pool_is_full_once_a_job_has_waited_for_long(blocked, monkeypatc
 async def test_no_pool_of_the_node_is_forgotten():
     pools = Pools()
     assert {pool.name for pool in pools._all()} == {
-        *("text", "file", "upkeep", "offer", "hub", "download", "pull", "write")
+        *("text", "file", "upkeep", "offer", "hub", "download", "pull", "write", "kv")
     }
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import ModelBusy
+from node.core.errors import ModelBusy, ModelNotFound
 from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.core.pool import Pools
 from node.core.reports import Download
 from node.gateway.disk import Disk, Pulled
+from node.kv.store import KvStore
 
 SPEC = ModelSpec(ModelVersion("org/m"), (40, 40), 20, (KvCost(1), KvCost(1)), (1,), 1000)
 
@@ -21,7 +22,7 @@ class Parts:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
         self.removed = 0
-
+        self.catalogue = self
         self.fetching: list[str] = []
         """Models that are being fetched, in the order in which their fetches began."""
 
@@ -51,11 +52,34 @@ class Parts:
         pass
 
 
+class Kv(KvStore):
+    """Of the model there are 7 bytes of KV."""
+
+    def __init__(self) -> None:
+        self.left = 7
+
+    def remove(self, model: str) -> int:
+        freed, self.left = self.left, 0
+        return freed
+
+
+async def test_kv_goes_also_if_the_files_are_a_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> int:
+        raise ModelNotFound("Its folder is a user's.")
+
+    parts: Any = Parts()
+    parts.remove = refuse
+    disk = Disk(parts, parts, Kv(), parts, parts, Pools(), tuple, lambda: None)
+    assert await disk.remove("org/m") == ("org/m", 7)
+    with pytest.raises(ModelNotFound):
+        await disk.remove("org/m")
+
+
 async def test_a_model_that_is_being_fetched_or_used_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.gateway.disk.TELL_S", 0.01)
     parts: Any = Parts()
     used: set[str] = set()
-    disk = Disk(parts, parts, parts, parts, parts, Pools(), lambda: used, lambda: None)
+    disk = Disk(parts, parts, Kv(), parts, parts, Pools(), lambda: used, lambda: None)
     first, second = disk.pull("org/m", "a"), disk.pull("org/m", "b")
     assert (await anext(first), await anext(second)) == (Pulled("org/m", 50, 100), Pulled("org/m", 50, 100))
     await second.aclose()
@@ -68,14 +92,14 @@ async def test_a_model_that_is_being_fetched_or_used_is_not_deleted(monkeypatch:
         await disk.remove("org/m")
     assert not parts.removed
     used.clear()
-    assert await disk.remove("org/m") == ("org/m", 100)
+    assert await disk.remove("org/m") == ("org/m", 107)
 
 
 async def test_two_models_are_fetched_at_once_and_each_client_has_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.gateway.disk.TELL_S", 0.01)
     monkeypatch.setattr("node.gateway.disk.TURN_S", 0.05)
     parts: Any = Parts()
-    disk = Disk(parts, parts, parts, parts, parts, Pools(), tuple, lambda: None)
+    disk = Disk(parts, parts, Kv(), parts, parts, Pools(), tuple, lambda: None)
     ended: list[str] = []
 
     async def pull(model: str, client: str) -> None:

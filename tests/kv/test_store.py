@@ -9,6 +9,7 @@ import pytest
 
 from node.core.frames import Tensor
 from node.core.models import ModelVersion
+from node.core.warning_codes import Code
 from node.kv import store as store_module
 from node.kv.blocks import BLOCK, Damaged, chain_of, decode, encode, names_of
 from node.kv.store import KvStore
@@ -146,7 +147,8 @@ def test_a_full_disk_stops_writing_for_a_while(store: KvStore, tmp_path: Path, m
     with monkeypatch.context() as patched:
         patched.setattr(store_module.os, "open", full)
         store.write("some/model", NAMES[0], kv(0, 1))
-    assert "No space" in store.failure
+    issue = Code.KV_NOT_STORED.issue(node="mini-1", error=store.failure)
+    assert issue.text == "mini-1 can't write the KV of finished sessions to its disk: No space left on device."
     store.write("some/model", NAMES[0], kv(0, 1))
     assert not store.parts(NAMES[0])
     clock[0] += 61
@@ -160,6 +162,16 @@ def test_a_models_blocks_are_removed_with_it(store: KvStore) -> None:
     store.write("other", NAMES[1], kv(0, 1))
     assert store.remove("some/model") == store.bytes == store.bytes_of("other") > 0
     assert not store.parts(NAMES[0])
+
+
+def test_what_a_device_computed_goes_when_it_fails(store: KvStore, tmp_path: Path) -> None:
+    store.write("some/model", NAMES[0], kv(0, 1))
+    other = opened(tmp_path)
+    for name in NAMES[1:]:
+        other.write("some/model", name, kv(0, 1))
+    other.drop_written()
+    assert [bool(other.parts(name)) for name in NAMES] == [True, False, False]
+    other.drop_written()
 
 
 def test_a_budget_of_0_writes_nothing(tmp_path: Path) -> None:
