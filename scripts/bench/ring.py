@@ -6,7 +6,8 @@ Parts:
      of the sessions each, which show the limit for two of this machine's cores
   c  a long prompt: time to the first token of a ring of 2 against generate_step
   e  one stream whose client predicts the answer, with every n-th token wrong: a ring of 2 computes guessed tokens while
-     a stage would be idle; and of one node, which can't; and, with three cores or more, a ring of 3
+     a stage would be idle; and of one node, which guesses only if steps of several tokens pay; and, with three cores or
+     more, a ring of 3
   f  free text of --model, whose draft model is --draft: a ring of 2 with it and without; see scripts/train_demo_model.py
 
 Runs come in pairs, stock then ring, and the ratio is the median of the pairs' ratios. Two kinds of runs:
