@@ -17,7 +17,6 @@ from operator import itemgetter
 from node.core.errors import BadRequest, ContextExceeded, Overloaded, PippinError
 from node.core.fair_queue import FairQueue
 from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse, SequenceId, Take
-from node.core.guesses import Earlier
 from node.engine.plan import Plan
 from node.kv.blocks import chain_of
 from node.ring.flight import Flight
@@ -232,7 +231,6 @@ class Admission:
         match = self.prefixes.best(session.tokens[:-1]) if may_reuse else None
         shared = most_shared(session, self.slots()) if may_reuse and self.plan.trimmable else None
         reused = max(match.tokens if match else 0, shared[1] if shared else 0)
-        session.earlier = Earlier(match.tokens, self.prefixes.rest(match)) if match else None
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, lane, sent=reused, cached=reused)
         self.waiting.bill(session, slot.unsent)

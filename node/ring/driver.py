@@ -125,6 +125,7 @@ class Driver:
         if not self._requests:
             self._scheduler.keep_to(self._guessing.family())
         self._requests += 1
+        session.memory = self._guessing.memory
         if replaced := self._admission.submit(session):
             full = "The queue is full, and this client has the most requests in it."
             hint = "Try again in a moment, with fewer requests at once."

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from node.core.guesses import Memory
 from node.core.row_family import RowFamily
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed, DraftModel
@@ -19,6 +20,8 @@ class Guessing:
     """See Flight.wire_is_slow. It is asked once a second, as paths change."""
     family: Callable[[], RowFamily] = RowFamily
     """What all stages have proven of the rows of a step. It is asked at the first request, when all of them are ready."""
+    memory: Memory = field(default_factory=Memory)
+    """What was said in this ring; or in all of the node, so that it outlives rings."""
 
     @property
     def kv_bytes(self) -> int:

@@ -16,8 +16,6 @@ MIN_TOKENS = 16
 """A shorter prefix is not worth a copy of its KV."""
 BYTES = array("I").itemsize
 """Of a packed token."""
-MAX_REST = 8192
-"""Tokens of a prefix that may tell how an answer goes on."""
 MAX_PREFIXES = 1024
 """Bounds the caches at the stages, and the comparisons for each new prompt."""
 
@@ -64,11 +62,6 @@ class Prefixes:
             return None
         self._packed.move_to_end(match.prefix)
         return match
-
-    def rest(self, match: Match) -> tuple[int, ...]:
-        """What follows in the prefix, such as an earlier answer to the same prompt; at most MAX_REST tokens."""
-        begin = match.tokens * BYTES
-        return tuple(array("I", self._packed[match.prefix][begin : begin + MAX_REST * BYTES]))
 
     def add(self, number: SequenceId, tokens: Sequence[int]) -> list[SequenceId]:
         """Add a prefix and drop those that it continues. Returns the numbers of the dropped ones."""

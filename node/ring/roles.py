@@ -7,6 +7,7 @@ from functools import partial
 
 from node.cluster.agent import Agent
 from node.core.errors import PeerUnavailable, PippinError
+from node.core.guesses import Memory
 from node.core.models import Shard
 from node.core.reports import StageReport
 from node.core.rings import Ring
@@ -68,6 +69,7 @@ class Roles:
         self._shards = shards
         self._options = options
         self._numbers = sequence_numbers(agent.info)
+        self._memory = Memory()
 
     def new(
         self,
@@ -97,7 +99,7 @@ class Roles:
             open_link if len(ring.nodes) > 1 else None,
             on_ended,
             leftover=loaded.leftover_tokens,
-            guessing=Guessing(model, is_wire_slow, partial(self._family, part)),
+            guessing=Guessing(model, is_wire_slow, partial(self._family, part), self._memory),
             stored=self._stored,
         )
         loaded.leftover_tokens = {}

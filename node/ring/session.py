@@ -10,7 +10,7 @@ from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
 from node.core.frames import SequenceId
 from node.core.generation import Finish, GenerateRequest, TokenEvent
-from node.core.guesses import Earlier, Guesser
+from node.core.guesses import Guesser, Memory
 from node.engine.sampling import Draw, History
 from node.engine.verdict import RowResult
 from node.ring.prefixes import BYTES, pack
@@ -41,7 +41,8 @@ class Session:
     """It waits for KV from disks."""
     cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
-    earlier: Earlier | None = None
+    memory: Memory | None = None
+    """Where guesses come from. None: from its own tokens only."""
     evaluate_request: EvaluateRequest | None = None
     """Set for a request that only evaluates its prompt."""
     events: asyncio.Queue[TokenEvent | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
@@ -147,7 +148,9 @@ class Session:
     @cached_property
     def guesser(self) -> Guesser:
         """Made when it is needed first: most sessions of a busy ring guess nothing."""
-        return Guesser(self.request.prompt, self.request.prediction, self.earlier)
+        request = self.request
+        owner = (request.client or request.id, request.model)
+        return Guesser(request.prompt, request.prediction, memory=self.memory or Memory(), owner=owner)
 
     def ends_with(self, token: int) -> bool:
         """Whether this token ends the session, wherever it comes."""

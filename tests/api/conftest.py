@@ -193,7 +193,7 @@ class ScriptedBackend:
                 if self.failure and position == self.failure[0]:
                     raise self.failure[1]
                 event = self._event(request, position, tokens[position])
-                prediction.follow(event.token)
+                prediction.take(event.token)
                 yield replace(event, accepted_prediction_tokens=prediction.accepted)
                 if event.finish:
                     return

@@ -671,25 +671,6 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
     assert second.slot.cached == 59
 
 
-def test_an_earlier_answer_to_the_same_prompt_is_told_to_the_session() -> None:
-    scheduler = scheduler_of(limits(), stages=2)
-    first, again = request(40, 20), request(40, 20)
-    for session in (first, again):
-        scheduler.admission.submit(session)
-        while not session.finished:
-            step = scheduler.next()
-            assert step
-            event = session.accept(500 + session.generated) if step.samples else None
-            if event and event.finish:
-                scheduler.admission.finish(session, keep=True)
-            scheduler.landed(step, Verdict(), 0.01)
-    assert first.earlier is None
-    assert again.cached_tokens == 39
-    assert again.earlier
-    assert list(again.earlier.tokens) == first.tokens[again.earlier.common : 59]  # the last token's KV was not computed
-    assert again.earlier.common == 39
-
-
 def finished(scheduler: Scheduler, session: Session) -> list[CacheOp]:
     """Run a session to its end; returns the operations of its steps, and those after it."""
     scheduler.admission.submit(session)
