@@ -13,6 +13,7 @@ of docs/performance.md from it: scripts/pages.py.
     scripts/bench.py control
     scripts/bench.py recover
     scripts/bench.py soak
+    scripts/bench.py guesses
 
 Run it with the project's own Python: .venv/bin/python scripts/bench.py.
 """
@@ -30,6 +31,7 @@ import agent
 import control
 import figures
 import gateway
+import guesses
 import many
 import one
 import recover
@@ -47,6 +49,7 @@ COMMANDS = {
     "control": control,
     "recover": recover,
     "soak": soak,
+    "guesses": guesses,
 }
 
 

@@ -79,6 +79,10 @@ def _rings() -> Iterator[Claim]:
     draft = {"case": "free text, draft model pippin-demo"}
     yield Claim("Ring of 2, one stream of 84 ms a token with a draft model", "ring-f", "ratio", draft)
     yield Claim("The same, of 48 ms a token", "ring-f-48ms", "ratio", draft)
+    for case, told in (("first", "nothing said before"), ("after others", "after twelve others of the same client")):
+        for sampling in ("greedy", "sampled"):
+            name = f"Six tasks for a real model, {sampling}, {told}: speed of a ring of 2 by the formula of guesses"
+            yield Claim(name, "guesses", "speed", {"case": case, "sampling": sampling, "text": "all 6"})
     for count in (8, 16, 32):
         cells = {"case": f"{count} sessions, ring of 2"}
         yield Claim(f"Ring of 2, {count} sessions, bound by computing", "ring-b", "ratio", cells)
