@@ -31,8 +31,9 @@ class Ring:
 
     def __init__(self, stages: int, tokens: int, answer: Sequence[int]) -> None:
         family = RowFamily(((tokens, 1.0),))
-        limits = RingLimits(context=TOKENS + 10, max_sessions=1, max_queue=1, max_rows=1, chunk=64, rows=family)
+        limits = RingLimits(context=TOKENS + 10, max_sessions=1, max_queue=1, max_rows=1, chunk=64)
         self.scheduler = Scheduler(limits, Traits(), itertools.count(FIRST_NUMBER), stages)
+        self.scheduler.keep_to(family)
         self.answer = answer
         self.free_at = [0.0] * stages
         self.now = 0.0
