@@ -18,7 +18,7 @@ from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest
 from node.core.models import KvCost, ModelSpec, ModelVersion, Shard
 from node.core.nodes import Caller
-from node.core.reports import Speed, StageState
+from node.core.reports import Speed, StageReport, StageState
 from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
 from node.core.row_family import RowFamily
 from node.core.signal import Signal
@@ -120,6 +120,8 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.placement = Placement()
+        self.others: tuple[Any, ...] = ()
+        """Reports of the other nodes."""
         self.adopted = Signal()
         self.touched = asyncio.Event()
         self.head_due = Signal()
@@ -131,8 +133,8 @@ class FakeAgent:
     def touch(self) -> None:
         self.touched.set()
 
-    def alive(self) -> tuple[()]:
-        return ()
+    def alive(self) -> tuple[Any, ...]:
+        return self.others
 
 
 class World:
@@ -182,7 +184,7 @@ class World:
         yield 0.0
         self.known.append(groups)
         rate = self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
-        return Measured(rate, 300.0, groups or ((1,), (2, 3)), {1: 2.0, 2: 3.0, 3: 4.0})
+        return Measured(rate, 300.0, groups or ((1,), (2, 3)), {1: 2.0, 2: 2.2, 3: 3.0})
 
     def _release(self, models: list[Any]) -> Generator[float, None, None]:
         models.clear()
@@ -630,11 +632,44 @@ async def test_families_are_told_with_the_first_measurement_and_their_bits_are_t
     world.place(ring("one", FIRST))
     await world.ready("one")
     (report,) = world.rings.reports()
-    assert report.families == (RowFamily(), RowFamily(((2, 1.5), (3, 2.0))))
+    assert report.families == (RowFamily(), RowFamily(((2, 1.1), (3, 1.5))))
     while len(world.known) < 2:
         world.agent.touched.clear()
         await world.agent.touched.wait()
     assert world.known == [(), ((1,), (2, 3))]
+
+
+@pytest.mark.parametrize(
+    ("families", "expected"),
+    [
+        ((RowFamily(((2, 1.05), (3, 1.6), (4, 1.8))),), RowFamily(((2, 1.1), (3, 1.6)))),
+        ((), RowFamily()),
+        (None, RowFamily()),
+    ],
+    ids=["both", "none", "not heard of"],
+)
+async def test_a_ring_keeps_to_what_its_stages_tell_when_the_first_request_comes(
+    families: tuple[RowFamily, ...] | None,
+    expected: RowFamily,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[RowFamily] = []
+    monkeypatch.setattr(roles.Scheduler, "keep_to", lambda _, family: kept.append(family))
+    world.go_on.set()
+    world.place(ring("one", FIRST))
+    await world.ready("one")
+    if families is not None:
+        shard = Shard(ModelVersion("m"), 2, 4)
+        stages = [StageReport(name, shard, StageState.READY, families=families) for name in ("one", "another")]
+        stages[1] = replace(stages[1], families=(RowFamily(((1, 1.0), (2, 1.0))),))
+        world.agent.others = (SimpleNamespace(info=SimpleNamespace(id="b"), stages=stages[::-1], paths=()),)
+    for _ in range(2):
+        begun = asyncio.create_task(anext(world.rings.generate("one", GenerateRequest("x", "m", (1,), 1))))
+        await asyncio.sleep(0)
+        begun.cancel()
+        await asyncio.wait([begun])
+    assert kept == [expected]
 
 
 async def test_layers_that_are_unloaded_are_not_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
