@@ -48,6 +48,7 @@ class Story:
     steps: int = 0
     drafted: int = 0
     unloads: int = 0
+    frames: int = 0
 
 
 @contextlib.contextmanager
@@ -88,6 +89,7 @@ def simulate(seed: int, *, loud: bool = False) -> Story:
             world.timeline.steps,
             world.drafted,
             world.unloads,
+            world.frames,
         )
 
 
@@ -317,7 +319,8 @@ def main() -> None:
         except AssertionError as error:
             sys.exit(f"seed {seed}: {error}\nreplay: python -m tests.sim.whole_cluster {seed}")
     totals = [sum(each) for each in zip(*(astuple(story)[1:] for story in stories), strict=True)]
-    print("{} requests, {} errors, {} lost with their gateway, {} steps, {} tokens drafted, {} unloads".format(*totals))  # noqa: T201
+    told = "{} requests, {} errors, {} lost with their gateway, {} steps, {} tokens drafted, {} unloads, {} frames"
+    print(told.format(*totals))  # noqa: T201
 
 
 if __name__ == "__main__":

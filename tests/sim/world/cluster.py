@@ -68,6 +68,10 @@ class World:
         """Of tokens that the draft model guesses rightly."""
         self.drafted = 0
         """Number of tokens that draft models have drawn."""
+        self.groups = random.Random(f"rows {seed}").choice([((1, 2, 3, 4, 5),), ((1,), (2, 3, 4)), ((1,), (2,))])
+        """Numbers of tokens of one session whose steps give equal bits."""
+        self.frames = 0
+        """Steps of several tokens of one session, some of them guesses, that a stage computed."""
         self.of_unloads = random.Random(f"unloads {seed}")
         self.unloads = 0
         """How often the model was unloaded for a user."""

@@ -287,6 +287,7 @@ class FakeStage:
         if guesses and length > 1 and not (self.process.world.trimmable and len(rows) == 1):
             self.violated(f"a step of {length} tokens in lane {lane} can't be taken back token by token")
         self.guesses[lane] = guesses
+        self.process.world.frames += guesses > 0 and length > 1
         self.process.world.computed += sum(map(len, hidden.rows))
         done = []
         for row, states, valid in zip(rows, hidden.rows, lengths or [len(r) for r in hidden.rows], strict=False):
@@ -478,7 +479,7 @@ def fake_measure(stage: FakeStage, groups: Any = ()) -> Generator[float, None, M
     yield 0.0
     rate = stage.process.machine.bytes_per_s * stage.process.world.rng.uniform(0.9, 1.0)
     seconds = {count: 1 + 0.1 * count for count in range(1, 6)}
-    return Measured(rate, 10 * rate / stage.weight_bytes, groups or (tuple(seconds),), seconds)
+    return Measured(rate, 10 * rate / stage.weight_bytes, groups or stage.process.world.groups, seconds)
 
 
 class FakeCompute(Compute):
