@@ -4,9 +4,10 @@ Pure: rings, their traffic and the time in, a ring out. The idea is that of SGLa
 (https://lmsys.org/blog/2024-12-04-sglang-v0-4/), with hashes of blocks instead of a tree.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from node.core.lru_cache import LruCache
 from node.core.rings import Ring, RingPlace
 
 BLOCK = 32
@@ -24,7 +25,7 @@ class Balancer:
     """Remembers the requests that one gateway sent, and the places to which it sent them."""
 
     def __init__(self) -> None:
-        self._served: OrderedDict[int, RingPlace] = OrderedDict()
+        self._served: LruCache[int, RingPlace] = LruCache(BLOCKS)
         """The last place of a prompt, by the prompt's hash up to the end of a block; in the order of use."""
         self._begun: deque[tuple[float, str]] = deque()
         """Time and ring of the latest requests."""
@@ -53,19 +54,16 @@ class Balancer:
             chosen = known
         self._begun.append((now, chosen.id))
         for block in _blocks(tokens):
-            self._served[block] = chosen.place
-            self._served.move_to_end(block)
-        while len(self._served) > BLOCKS:
-            self._served.popitem(last=False)
+            self._served.put(block, chosen.place)
         return chosen
 
     def _last_served(self, tokens: Sequence[int], rings: Mapping[RingPlace, Ring]) -> Ring | None:
         """The ring that served the prompt with the longest common beginning, if it is among these."""
         found = None
         for block in _blocks(tokens):
-            if block not in self._served:
+            if (place := self._served.get(block)) is None:
                 break
-            found = rings.get(self._served[block], found)
+            found = rings.get(place, found)
         return found
 
 

@@ -6,13 +6,13 @@ import logging
 import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
 from node.core.errors import ModelBroken
+from node.core.lru_cache import LruCache
 from node.core.models import TensorHeader
 from node.model.config import read_config
 from node.model.file_names import CONFIGS, DESCRIPTION, INDEX, check_size, is_weights
@@ -151,7 +151,7 @@ class Layouts:
 
     def __init__(self, parser: JsonParser | None = None) -> None:
         self.parser = parser or JsonParser()
-        self._known: OrderedDict[Path, Layout] = OrderedDict()
+        self._known: LruCache[Path, Layout] = LruCache(_MAX_KEPT)
         self._using = threading.Lock()
 
     def of(self, directory: Path) -> Layout:
@@ -160,10 +160,8 @@ class Layouts:
         with self._using:
             known = self._known.get(directory)
             if known is None or known.stats != found.stats:
-                known = self._known[directory] = found
-            self._known.move_to_end(directory)
-            if len(self._known) > _MAX_KEPT:
-                self._known.popitem(last=False)
+                known = found
+                self._known.put(directory, found)
             return known
 
 

@@ -5,15 +5,15 @@ does.
 import asyncio
 import json
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from node.core.errors import BadRequest, Overloaded
 from node.core.fair_turns import FairTurns
+from node.core.lru_cache import LruCache
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.text.constraint import Constraint, Constraints
@@ -39,8 +39,6 @@ _AT_ONCE, _WAITING = 2, 1024
 _KEPT_TEXT = 64 * 2**10
 """Maximum characters of a grammar that is cached for the next request with the same schemas."""
 
-V = TypeVar("V")
-
 
 class Grammars:
     """The grammars of a node. Create it inside a running event loop. `start` prepares a sandbox for the first grammar."""
@@ -55,9 +53,9 @@ class Grammars:
         # One at a time: compiling a grammar takes many times the memory of the result.
         self._compiling = Pool("grammar", 1, 256, 30)
         self._turns = FairTurns("a grammar to be compiled", 1, _WAITING)
-        self._grammars: LruCache[str] = LruCache(512)
+        self._grammars: LruCache[bytes, str] = LruCache(512)
         """Grammars by the hash of the request."""
-        self._memory: LruCache[int] = LruCache(4096)
+        self._memory: LruCache[bytes, int] = LruCache(4096)
         """Bytes of each grammar that a sandbox has tried, by the hash of its text."""
         self._clients: weakref.WeakKeyDictionary[Constraint, str] = weakref.WeakKeyDictionary()
         """The client of each constraint."""
@@ -146,25 +144,6 @@ class Grammars:
         grammar: str = reply["grammar"]
         self._memory.put(sha256(grammar.encode()).digest(), reply["memory"])
         return grammar
-
-
-class LruCache(Generic[V]):
-    """Cache of the `most` values that were used most recently."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._values: OrderedDict[bytes, V] = OrderedDict()
-
-    def get(self, key: bytes) -> V | None:
-        if key in self._values:
-            self._values.move_to_end(key)
-        return self._values.get(key)
-
-    def put(self, key: bytes, value: V) -> None:
-        self._values[key] = value
-        self._values.move_to_end(key)
-        if len(self._values) > self._most:
-            self._values.popitem(last=False)
 
 
 def check(schemas: Any, param: str) -> None:
