@@ -282,7 +282,9 @@ class Rings:
             said = f"layers {shard.start}-{shard.end - 1}: {failed}"
             if self._told.get(shard.model) != said:  # else it is tried again, and fails as before
                 self._told[shard.model] = said
-                if not isinstance(error, PippinError):
+                if isinstance(error, OSError):  # of the disk, or no descriptors are left
+                    log.error("loading failed: %s", error)
+                elif not isinstance(error, PippinError):
                     log.exception("loading failed")
                 log.error("%s %s", shard.model, said)
             for part in self._waiting(shard):
