@@ -6,7 +6,7 @@ Loading is divided into pieces, as the node's other rings compute in the same th
 import json
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -23,9 +23,10 @@ from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import TensorHeader
 from node.core.units import format_bytes
 from node.engine.architectures import UNPROVEN_ON_METAL
+from node.engine.caches import empty_caches
 from node.engine.device import PIECE_S, is_metal, probe_tokens, release_memory
-from node.engine.ghosts import find_layers
-from node.engine.graph import common_dtype, sources, weights_in
+from node.engine.ghosts import PartialModel, find_layers
+from node.engine.graph import sources, weights_in
 from node.engine.mtp import Mtp, find_mtp, with_ends
 from node.engine.plan import Plan, make_plan
 from node.engine.sampling import Draw, History, begin_draw
@@ -85,7 +86,7 @@ def load_stage(
             f"{directory.name}: the files of layers {start}-{end - 1} are not all here: "
             f"{len(lacking)} of {len(own)} tensors are in others: {_examples(lacking, tensors)}"
         )
-    dtype, size = common_dtype(weight for _, weight in weights_in(model)), sum(weight.nbytes for weight in weights)
+    size = sum(weight.nbytes for weight in weights)
     _free_others(model, own)
     del own
     yield 0.0
@@ -95,7 +96,7 @@ def load_stage(
             wired += newly_wired
             yield share
         try:
-            yield from warm_up(model, plan, start, end, dtype)
+            yield from warm_up(model, plan, start, end)
         except (IndexError, KeyError, TypeError, ValueError) as error:  # a RuntimeError may be the device's own
             raise ModelBroken(f"Layers {start}-{end - 1} of {directory.name} cannot be computed: {error!r}") from error
     except BaseException:  # GeneratorExit, too
@@ -284,29 +285,47 @@ def _group(weights: Sequence[mx.array], begin: int, size: int) -> Sequence[mx.ar
     return weights[begin:end]
 
 
-def warm_up(model: Module, plan: Plan, start: int, end: int, dtype: mx.Dtype) -> Iterator[float]:
+def warm_up(model: Module, plan: Plan, start: int, end: int) -> Iterator[float]:
     """Run each layer, in pieces, as the first requests will, so that kernels are compiled before them."""
     cuts = [start, *(cut for cut in plan.cuts if start < cut < end), end]
+    sent = _dtypes_sent(model, plan)
     for first, last in pairwise(cuts):
-        _warm_up_layer(Stage(model, plan, first, last, 0), dtype)
+        _warm_up_layer(Stage(model, plan, first, last, 0), sent[first])
         yield 0.99
     if start == 0:
         tail = Stage(model, plan, 0, cuts[1], 0)
         for rows in (1, 2):
-            logits = tail.finish([mx.zeros(shape, dtype) for shape in plan.shapes_at(plan.layers, rows, 1)])
+            logits = tail.finish(_zeros(plan.shapes_at(plan.layers, rows, 1), sent[plan.layers]))
             for sampling in _SAMPLINGS:
                 begin_draw(logits, [Draw(sampling, 0, History())] * rows).read()
         mx.clear_cache()
         yield 0.99
 
 
-def _warm_up_layer(stage: Stage, dtype: mx.Dtype) -> None:
+def _dtypes_sent(model: Module, plan: Plan) -> dict[int, list[mx.Dtype]]:
+    """Dtypes of the arrays sent at each cut and at the end of the layers, which are not computed. They are those of the
+    weights before the cut, or larger ones.
+    """
+    layers, sent = list(find_layers(model)), dict[int, list[mx.Dtype]]({0: []})
+    for first, last in pairwise((0, *plan.cuts, plan.layers)):
+        body = PartialModel(model, layers, first, last, plan.patterns, plan.carried)
+        caches = empty_caches(model, plan.kv_bits)
+        outputs = body(mx.zeros((1, 1), mx.int32), caches, _zeros(plan.shapes_at(first, 1, 1), sent[first]))
+        sent[last] = [output.dtype for output in outputs]
+    return sent
+
+
+def _zeros(shapes: Iterable[Sequence[int]], dtypes: Iterable[mx.Dtype]) -> list[mx.array]:
+    return [mx.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+
+def _warm_up_layer(stage: Stage, dtypes: Sequence[mx.Dtype]) -> None:
     """Run a prompt, a step of decoding, and one of two sessions."""
     one, other = 1, 2
     plan = stage.plan
 
     def step(lane: int, rows: int, length: int) -> None:
-        hidden = [mx.zeros(shape, dtype) for shape in plan.shapes_at(stage.start, rows, length)]
+        hidden = _zeros(plan.shapes_at(stage.start, rows, length), dtypes)
         mx.eval(stage.run(lane, mx.zeros((rows, length), mx.int32), hidden))
 
     for lane in (one, other) if plan.batchable else (one,):

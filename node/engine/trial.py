@@ -49,9 +49,9 @@ def first_run(config: Mapping[str, Any], weight_bytes: int, kv_bits: int, device
 
 def _runs(config: Mapping[str, Any], kv_bits: int) -> bool:
     try:
-        plan, model, dtype = make_plan(config, None, kv_bits), build(config), activation_dtype(config)
-        replace_weights(model, list(find_layers(model)), dtype)
-        for _ in warm_up(model, plan, 0, plan.layers, dtype):
+        plan, model = make_plan(config, None, kv_bits), build(config)
+        replace_weights(model, list(find_layers(model)), activation_dtype(config))
+        for _ in warm_up(model, plan, 0, plan.layers):
             pass
     except _RAISED:
         return False

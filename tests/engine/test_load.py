@@ -15,7 +15,7 @@ from node.engine.plan import UNFUSED_CHUNK, make_plan
 from node.engine.sampling import begin_draw
 from node.engine.stage import Stage
 from tests.engine.configurations import BASE, CONFIGURATIONS
-from tests.engine.models import at_a_stretch, load, pieces, write_model
+from tests.engine.models import Ring, Whole, at_a_stretch, load, pieces, prompt, same, write_model
 
 
 def test_a_stage_holds_its_own_weights_only(tmp_path):
@@ -311,3 +311,17 @@ def test_kernels_that_were_never_tested_are_warned_of_on_metal(name, metal, tmp_
     next(pieces(directory, 0, 2))
     told = "tiny (qwen3_next) computes with a Metal kernel of its own (gated delta rule)"
     assert (told in caplog.text) == (metal and name == "qwen3_next")
+
+
+def test_the_warm_up_takes_the_dtype_that_the_stage_before_sends(tmp_path):
+    """The embedding is in float32, and so are all activations, but most weights are not. On a CPU, MLX computes experts in
+    float32 only.
+    """
+    directory = write_model(tmp_path, CONFIGURATIONS["Klear"], dtype=mx.float16)
+    file = str(directory / "model.safetensors")
+    weights = mx.load(file)
+    mx.eval(weights)
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].astype(mx.float32)
+    mx.save_safetensors(file, weights)
+    whole = Whole(directory).step(prompt(4))
+    assert same(Ring([load(directory, 0, 2), load(directory, 2, 4)]).step(prompt(4)), whole)
