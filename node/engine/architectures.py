@@ -2,12 +2,21 @@
 tests: `tests/engine/configurations.py` has a model of each, and a test checks that the list contains no others.
 """
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import mlx_lm.utils
 from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
 
 from node.core.errors import ModelUnsupported
+
+PROVEN: Mapping[str, str] = json.loads((Path(__file__).parent / "proven.json").read_text("utf-8"))
+"""The fingerprint of each supported module's code with which the tests were passed; they write it."""
 
 SUPPORTED = frozenset([
     "afmoe", "apertus", "baichuan_m1", "bailing_hybrid", "bailing_moe", "bailing_moe_linear", "bailing_moe_v3",
@@ -114,6 +123,32 @@ def check_supported(config: Mapping[str, Any]) -> str:
     found = [MODEL_ARCHITECTURE_REMAPPING[key] for key in keys if key in MODEL_ARCHITECTURE_REMAPPING]
     name = str(found[0] if found else MODEL_REMAPPING.get(model_type, model_type))
     if name in SUPPORTED:
+        if fingerprint(name) != PROVEN.get(name):
+            raise ModelUnsupported(
+                f"Models of type {model_type} are unproven with this mlx-lm: its code for them is not that of the tests.",
+                hint="Install Pippin as its README says, with the mlx-lm that it names.",
+            )
         return name
     reason = REFUSED.get(name, "no test proves that cutting it is right, or mlx-lm does not support it")
     raise ModelUnsupported(f"Models of type {model_type} are not supported: {reason}.")
+
+
+@cache
+def fingerprint(name: str) -> str:
+    """Of the code of an mlx-lm module and of the modules of its folder that it imports; empty if there is no such module."""
+    folder = Path(mlx_lm.utils.__file__).parent / "models"
+    todo, texts = [name], dict[str, bytes]()
+    while todo:
+        path = folder / f"{todo.pop()}.py"
+        if path.stem not in texts and path.is_file():
+            texts[path.stem] = path.read_bytes()
+            todo += imports_of(texts[path.stem].decode())
+    return hashlib.sha256(b"".join(texts[each] for each in sorted(texts))).hexdigest()[:16] if texts else ""
+
+
+def imports_of(text: str) -> set[str]:
+    """Names of the modules of its own folder that a module imports."""
+    whole = {
+        each for names in re.findall(r"^\s*from \. import ([\w, ]+)", text, re.MULTILINE) for each in names.split(", ")
+    }
+    return {*re.findall(r"^\s*from \.(\w+) import", text, re.MULTILINE), *whole}

@@ -1,7 +1,8 @@
 """Every architecture, cut into 2 and 3 stages, computes the same bits as the whole model."""
 
 import itertools
-import re
+import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +11,17 @@ import pytest
 from mlx_lm.models import gated_delta, rwkv7, ssm
 
 from node.core.errors import ModelUnsupported
-from node.engine.architectures import REFUSED, SUPPORTED, UNBATCHABLE, UNPROVEN_ON_METAL, check_supported
+from node.engine import architectures
+from node.engine.architectures import (
+    PROVEN,
+    REFUSED,
+    SUPPORTED,
+    UNBATCHABLE,
+    UNPROVEN_ON_METAL,
+    check_supported,
+    fingerprint,
+    imports_of,
+)
 from node.engine.plan import make_plan
 from tests.engine import configurations
 from tests.engine.configurations import CONFIGURATIONS, each
@@ -23,6 +34,23 @@ QUANTIZED = ("llama/sliding", "qwen3_moe", "deepseek_v3", "gemma3n", "qwen3_next
 
 def kernel_of(config):
     return UNPROVEN_ON_METAL.get(check_supported(config))
+
+
+PROVING = "PIPPIN_PROVING" in os.environ
+"""Whether the fingerprints of the modules whose tests pass are written, with one process: `PIPPIN_PROVING=1 pytest
+tests/engine/test_split.py -k equals_whole -p no:xdist`. Commit them with the new version of mlx-lm.
+"""
+
+
+@pytest.fixture(autouse=PROVING)
+def any_code(monkeypatch):
+    monkeypatch.setattr(architectures, "PROVEN", {name: fingerprint(name) for name in SUPPORTED})
+
+
+def note_proof(name):
+    file = Path(architectures.__file__).with_name("proven.json")
+    proven = json.loads(file.read_text()) | {name: fingerprint(name)}
+    file.write_text(json.dumps(dict(sorted(proven.items())), indent=0) + "\n")
 
 
 def check_split(directory, cuts, layers):
@@ -54,6 +82,16 @@ def test_split_equals_whole(name):
     assert plan.cuts, "a model that cannot be cut is not one that Pippin supports"
     whole = check_split(directory, plan.cuts, plan.layers)
     assert depends_on_chunks(whole) == plan.chunked
+    if PROVING:
+        note_proof(plan.model_type)
+
+
+def test_the_code_is_that_of_the_proof(monkeypatch):
+    assert {name: fingerprint(name) for name in SUPPORTED} == PROVEN
+    monkeypatch.setattr(architectures, "PROVEN", PROVEN | {"llama": "0" * 16})
+    with pytest.raises(ModelUnsupported, match="type mistral are unproven with this mlx-lm"):
+        check_supported({"model_type": "mistral"})
+    assert check_supported({"model_type": "qwen3"}) == "qwen3"
 
 
 def depends_on_chunks(whole):
@@ -96,11 +134,7 @@ def test_every_architecture_with_a_metal_kernel_is_known():
     """By the imports of mlx-lm's modules: which of them lead to a module that makes a kernel?"""
     folder = Path(find_spec("mlx_lm.models").origin).parent
     texts = {path.stem: path.read_text() for path in folder.glob("*.py")}
-    imported = {
-        name: {*re.findall(r"^from \.(\w+) import", text, re.MULTILINE)}
-        | {each for names in re.findall(r"^from \. import ([\w, ]+)", text, re.MULTILINE) for each in names.split(", ")}
-        for name, text in texts.items()
-    }
+    imported = {name: imports_of(text) for name, text in texts.items()}
 
     def makes_kernel(name, seen):
         if name in seen:
