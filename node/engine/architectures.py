@@ -24,7 +24,7 @@ SUPPORTED = frozenset([
     "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon_h1", "gear", "gemma", "gemma2", "gemma3",
     "gemma3_text", "gemma3n", "gemma4", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
     "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "helium",
-    "hunyuan", "hunyuan_v1_dense", "internlm2", "internlm3", "jamba", "kimi_k25", "kimi_linear", "kimi_vl", "Klear",
+    "hunyuan", "hunyuan_v1_dense", "internlm2", "internlm3", "jamba", "kimi_k25", "kimi_k3", "kimi_linear", "kimi_vl", "Klear",
     "laguna", "lfm2", "lfm2-vl", "lfm2_moe", "lille-130m", "llama", "llama4", "llama4_text", "longcat_flash",
     "longcat_flash_ngram", "mamba", "mamba2", "mellum", "mimo", "mimo_v2_flash", "minicpm", "minicpm3", "minimax",
     "minimax_m3_vl", "ministral3", "mistral3", "mistral4", "mixtral", "muse_glimmer", "nanochat", "nemotron",
@@ -40,7 +40,6 @@ REFUSED: Mapping[str, str] = {
     "bitnet": "it computes with a Metal kernel of its own, so no test proves that cutting it is right",
     "deepseek_v41": "its layers read each other's caches and candidates, and its caches are of a class of their own",
     "iquestloopcoder": "it runs its layers twice for each token",
-    "kimi_k3": "its layers read the outputs of many earlier layers",
     "muse_spark": "it computes with a Metal kernel of its own, so no test proves that cutting it is right",
     "nanbeige": "it runs its layers several times for each token",
     "olmo": "mlx-lm's code for it needs a package that is not part of Pippin",
@@ -74,6 +73,7 @@ UNPROVEN_ON_METAL: Mapping[str, str] = {
         ("bailing_moe_v3", "kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"), "gated delta rule"
     ),
     **dict.fromkeys(("falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "plamo2"), "state space model"),
+    "kimi_k3": "gated delta rule, and the mix of earlier residuals",
     "rwkv7": "WKV",
 }
 """Architectures with Metal kernels of mlx-lm's own, and what these compute. Tested is only what mlx-lm computes elsewhere:
@@ -89,7 +89,7 @@ UNFUSED: Mapping[str, str] = {
 UNQUANTIZABLE: Mapping[str, str] = {
     **dict.fromkeys(
         ("bailing_hybrid", "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k25",
-         "kimi_linear", "kimi_vl", "longcat_flash", "longcat_flash_ngram", "mistral4"),
+         "kimi_k3", "kimi_linear", "kimi_vl", "longcat_flash", "longcat_flash_ngram", "mistral4"),
         "its KV is compressed already, and its attention computes with the parts",
     ),
     **dict.fromkeys(("gpt_oss", "mimo_v2_flash"), "MLX's attention on quantized KV has no sinks"),

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from node.core.errors import ModelUnsupported
 from node.engine.caches import parts
-from node.engine.ghosts import LayerProxy, fill, find_layers, pattern_of
+from node.engine.ghosts import LayerProxy, fill, find_layers, pattern_of, rest_of
 from node.engine.graph import arrays_in, sources, weights_in
 
 ROWS, LENGTH = -1, -2
@@ -71,6 +71,8 @@ class DryRun:
         self._scalars: dict[tuple[int, int], mx.array] = {}  # of the stand-ins, by layer and array
         self._stand_ins: dict[int, tuple[tuple[int, int], mx.array]] = {}  # layer and array, by the stand-in's id
         self._inputs: list[set[tuple[int, int]]] = [set() for _ in layers]
+        self._rest: dict[int, list[Any]] = {}
+        """Of the objects in each layer's output, what is not an array."""
         self._roots: dict[tuple[int, int], tuple[mx.array, mx.array]] = {}
         """Of the step: the tokens and the stand-ins, each with the scalar that it is made of."""
         self._watched: set[tuple[int, int]] | None = None
@@ -149,6 +151,8 @@ class DryRun:
         arrays = arrays_in(output)
         self._outputs[-1].append(arrays)
         self.patterns.append(pattern_of(output))
+        if self._rest.setdefault(index, rest := rest_of(self.patterns[-1])) != rest:
+            raise ModelUnsupported("The model's layers pass on values that are no arrays and change from step to step.")
         stand_ins = {}
         for number, array in enumerate(arrays):
             scalar = self._scalars.setdefault((index, number), mx.zeros((), array.dtype))

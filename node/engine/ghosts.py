@@ -7,16 +7,18 @@ when called it returns the received arrays instead of computing.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from operator import is_
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
 from node.core.errors import ModelUnsupported
-from node.engine.graph import arrays_in
+from node.engine.graph import arrays_in, arrays_of
 
 
 class Reached(Exception):  # noqa: N818, RUF100  (not an error: it ends the forward pass)
@@ -53,16 +55,46 @@ def find_layers(model: Module) -> list[Any]:
     raise ModelUnsupported(f"{type(model).__module__} has no list of layers that could be cut.")
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectPattern:
+    """Of an object that layers pass on, such as the residuals of earlier layers: the numbers of its arrays, and the rest."""
+
+    kind: type
+    arrays: Mapping[str, int]
+    rest: Mapping[str, Any]
+
+
 def pattern_of(output: Any) -> Any:
     """A layer's output with its number in place of each array, and None for anything else, as it may be stale later."""
     numbers = count()
-    return tree_map(lambda value: next(numbers) if isinstance(value, mx.array) else None, output)
+
+    def pattern(value: Any) -> Any:
+        if isinstance(value, mx.array):
+            return next(numbers)
+        if not (arrays := arrays_of(value)):
+            return None
+        rest = {name: each for name, each in vars(value).items() if name not in arrays}
+        return ObjectPattern(type(value), {name: next(numbers) for name in arrays}, rest)
+
+    return tree_map(pattern, output)
+
+
+def rest_of(pattern: Any) -> list[Any]:
+    """What the objects of a layer's output have beside arrays: constants, or they would be stale in the next step."""
+    leaves: Any = tree_flatten(pattern)
+    return [leaf.rest for _, leaf in leaves if isinstance(leaf, ObjectPattern)]
 
 
 def fill(pattern: Any, arrays: Mapping[int, mx.array]) -> Any:
-    """The output with this pattern and these arrays, by number; missing arrays are None."""
+    """The output with this pattern and these arrays, by number; missing arrays are None. Objects are new ones, as layers may
+    change them.
+    """
     if isinstance(pattern, tuple | list):  # not by tree_map, as each ghost does this in each step
-        return tree_map(arrays.get, pattern)
+        return tree_map(partial(fill, arrays=arrays), pattern)
+    if isinstance(pattern, ObjectPattern):
+        made: Any = object.__new__(pattern.kind)
+        vars(made).update(pattern.rest, **{name: arrays.get(number) for name, number in pattern.arrays.items()})
+        return made
     return arrays.get(pattern) if isinstance(pattern, int) else None
 
 

@@ -62,9 +62,16 @@ def _edges(dot: str) -> dict[str, list[str]]:
 
 
 def arrays_in(tree: Any) -> list[mx.array]:
-    """The arrays in nested tuples, lists and dicts, in order."""
+    """The arrays in nested tuples, lists and dicts, in order; of another object that has arrays, those."""
     leaves: Any = tree_flatten(tree)
-    return [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
+    found = [[leaf] if isinstance(leaf, mx.array) else arrays_of(leaf).values() for _, leaf in leaves]
+    return [array for arrays in found for array in arrays]
+
+
+def arrays_of(value: Any) -> dict[str, mx.array]:
+    """The arrays that are attributes of an object, by name; none of a module."""
+    attributes = {} if isinstance(value, Module) else getattr(value, "__dict__", {})
+    return {name: each for name, each in attributes.items() if isinstance(each, mx.array)}
 
 
 def weights_in(module: Module) -> list[tuple[str, mx.array]]:

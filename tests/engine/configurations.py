@@ -186,6 +186,10 @@ _OWN: dict[str, Config] = {
         "mamba_d_conv": 4, "mamba_d_state": 8, "mamba_expand": 2, "num_hidden_layers": 4,
     },
     "kimi_k25": _text(**MLA),
+    "kimi_k3": _text(
+        linear_attn_config=LINEAR_ATTENTION, attn_res_block_size=2, num_experts_per_token=2, hidden_act="situ",
+        activation_situ_beta=1.0, **MLA,
+    ),
     "kimi_linear": MLA | {
         "linear_attn_config": LINEAR_ATTENTION, "model_max_length": 512, "num_experts_per_token": 2, "head_dim": 16,
     },
@@ -376,7 +380,6 @@ REFUSED: dict[str, Config] = {
         "bitnet": {},
         "deepseek_v41": {},
         "iquestloopcoder": {"loop_window_size": 8},
-        "kimi_k3": _text(linear_attn_config=LINEAR_ATTENTION, **MLA),
         "muse_spark": _text(),
         "nanbeige": {"num_loops": 2},
         "olmo": {},

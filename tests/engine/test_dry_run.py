@@ -97,6 +97,43 @@ def test_tokens_that_are_read_on_the_host(kind):
     assert not run_of(Plain()).reads_tokens
 
 
+class Bundle:
+    def __init__(self, first: mx.array) -> None:
+        self.raw, self.eps, self.seen = first, 1e-5, 0
+
+
+class Object(nn.Module):
+    """A layer that changes and passes on an object of arrays, as that of Kimi K3 does; it may count what it has seen."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.linear, self.counts = nn.Linear(WIDTH, WIDTH), counts
+
+    def __call__(self, h, bundle):
+        bundle.raw = bundle.raw + h
+        bundle.seen += h.shape[1] if self.counts else 0
+        return self.linear(h), bundle
+
+
+class Objects(Plain):
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.layers = [Object(counts) for _ in range(LAYERS)]
+
+    def before(self, tokens):
+        return Bundle(self.embed(tokens))
+
+    def between(self, number, layer, h, told):
+        return layer(h, told)
+
+
+def test_objects_that_layers_pass_on():
+    cuts, carried = run_of(Objects(counts=False)).cuts()
+    assert (cuts, carried[2]) == ((1, 2, 3), (0, 1))
+    with pytest.raises(ModelUnsupported, match="change from step to step"):
+        run_of(Objects(counts=True))
+
+
 class Gate(Plain):
     """A number of the first layer's output, read on the host, decides what the third layer gets."""
 
