@@ -308,13 +308,24 @@ async def test_a_time_out_of_the_next_stages_device_is_known_with_what_was_compu
     assert ([type(reason) for reason in ended], chunks) == ([DeviceTimeout], [chunk])
 
 
+async def at_once(next_hop: NextHop) -> AsyncIterator[Frame]:
+    while True:
+        yield await next_hop.sent.get()
+
+
+async def test_guesses_come_from_what_the_same_client_was_told() -> None:
+    async with first_of_two(FirstRunner(), at_once) as driver:
+        guessed = [driver.traffic().right_guesses]
+        for client in ("she", "he", "she", "he"):
+            asked = GenerateRequest("x", "m", (7, 8), 200, client=client)
+            assert len([event async for event in generate(driver, NO_GRAMMARS, asked)]) == 200
+            guessed.append(driver.traffic().right_guesses)
+    assert guessed[:3] == [0, 0, 0]
+    assert 0 < guessed[3] < guessed[4]
+
+
 async def test_a_guess_waits_for_the_step_that_came_back_before_it() -> None:
     """A frame that comes back while the lane's last one is finished leaves no room: a guess would delay what it told."""
-
-    async def at_once(next_hop: NextHop) -> AsyncIterator[Frame]:
-        while True:
-            yield await next_hop.sent.get()
-
     runner = FirstRunner()
     async with first_of_two(runner, at_once) as driver:
         asked = GenerateRequest("x", "m", (7, 8), 200, prediction=tuple(100 + position for position in range(200)))
