@@ -1,6 +1,5 @@
 """Measures how quickly this device computes a stage. Runs in the compute thread."""
 
-import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ _STEPS = (2, 8)
 """Minimum and maximum of steps of a kind. The quickest counts: other work on the machine only delays them."""
 _ENOUGH_S = 0.2
 """No further step is made after this time."""
+_LONG_S = 1.0
+"""After this time not even the minimum of steps of several tokens is made."""
 _LANE = -1
 
 
@@ -68,24 +69,25 @@ def _head(stage: Stage, count: int, dtype: mx.Dtype) -> Callable[[], list[mx.arr
 
 
 def _step_seconds(stage: Stage, counts: Sequence[int], dtype: mx.Dtype) -> Generator[float, None, dict[int, float]]:
-    """The least seconds of steps of 1 and of these numbers of tokens, in turns, as they are compared. Their kernels are compiled."""
+    """The least seconds of steps of 1 and of these numbers of tokens, in turns, as they are compared. Their kernels are compiled.
+    A slow stage leaves out the larger ones, and if it times only the first, that one too.
+    """
     inputs = {count: _random(stage, stage.start, count, dtype) for count in {1, *counts}} if counts else {}
     heads = {count: _head(stage, count, dtype) for count in inputs if stage.start == 0}
-    seconds = dict.fromkeys(sorted(inputs), math.inf)
-    spent, (_, most) = 0.0, _STEPS
-    for _ in range(most):
-        for count in seconds:
-            mx.synchronize()
-            begin = time.perf_counter()
-            mx.eval(stage.run(_LANE, *inputs[count], unverified=count - 1))
-            mx.eval(heads[count]() if heads else [])
-            took = time.perf_counter() - begin
-            seconds[count] = min(seconds[count], took)
-            spent += took
-            yield 0.0
-        if spent > _ENOUGH_S:
+    seconds: dict[int, float] = {}
+    spent, (least, most) = 0.0, _STEPS
+    for turn, count in enumerate(sorted(inputs) * most):
+        if spent > (_ENOUGH_S if turn >= least * len(inputs) else _LONG_S):
             break
-    return seconds
+        mx.synchronize()
+        begin = time.perf_counter()
+        mx.eval(stage.run(_LANE, *inputs[count], unverified=count - 1))
+        mx.eval(heads[count]() if heads else [])
+        took = time.perf_counter() - begin
+        seconds[count] = min(took, seconds.get(count, took))
+        spent += took
+        yield 0.0
+    return seconds if len(seconds) > 1 else {}
 
 
 def _random(stage: Stage, cut: int, length: int, dtype: mx.Dtype) -> tuple[mx.array, list[mx.array]]:

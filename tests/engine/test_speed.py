@@ -69,7 +69,7 @@ def test_steps_of_several_tokens_are_timed_in_turns_and_the_quickest_counts(tmp_
     stage = load(write_model(tmp_path, CONFIGURATIONS["llama"]), 0, 3)
     took = itertools.chain(
         itertools.repeat(0.09, 3 * 3),  # of a prompt, of one token, of the head
-        [0.08, 0.12, 0.1, 0.05, 0.2, 0.09],
+        [0.08, 0.12, 0.1, 0.05, 0.2, 0.09],  # two turns, which are more than enough
     )
     clock, ends = 0.0, itertools.cycle((False, True))
 
@@ -81,4 +81,13 @@ def test_steps_of_several_tokens_are_timed_in_turns_and_the_quickest_counts(tmp_
     monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=perf_counter))
     monkeypatch.setattr(speed, "_ENOUGH_S", 0.15)
     found = at_a_stretch(measure(stage, ((1,), (2, 4), (3,), (5,))))
-    assert found.seconds == pytest.approx({1: 0.08, 2: 0.12, 4: 0.1})
+    assert found.seconds == pytest.approx({1: 0.05, 2: 0.12, 4: 0.09})
+
+
+@pytest.mark.parametrize(("seconds", "timed"), [(0.1, [1, 2, 4]), (0.6, [1, 2]), (1.5, [])])
+def test_a_slow_stage_times_fewer_steps_of_several_tokens(seconds, timed, tmp_path, monkeypatch):
+    stage = load(write_model(tmp_path, CONFIGURATIONS["llama"]), 1, 3)
+    ticks = itertools.count(0.0, seconds)
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    found = at_a_stretch(measure(stage, ((1,), (2, 4), (3,), (5,))))
+    assert list(found.seconds) == timed
