@@ -6,14 +6,15 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from node.core.errors import PippinError
 from node.core.frames import Tensor
 from node.engine.caches import parts
-from node.engine.tensor_codec import pack, unpack
+from node.engine.tensor_codec import dtype_name, pack, unpack
 from node.kv.blocks import BLOCK
 
 Block = dict[int, dict[str, Tensor]]
 """See node.kv.blocks.Kv."""
+Layout = dict[int, dict[str, tuple[str, tuple[int, ...]]]]
+"""Dtype and shape of each tensor of a block."""
 
 
 def can_be_cut(caches: Iterable[Any]) -> bool:
@@ -35,23 +36,36 @@ def cut_block(caches: Mapping[int, Any], index: int) -> Block:
     return block
 
 
-def fill(caches: Mapping[int, Any], blocks: Sequence[Block]) -> Generator[float, None, None]:
-    """Fill empty caches with blocks, one cache after the other, between which other jobs may run; the blocks are emptied.
+def layout(caches: Mapping[int, Any]) -> Layout:
+    """What a block of these caches has, after a short step, of which nothing need be computed."""
+    return {
+        number: {
+            f"{k}.{key}": (dtype_name(array), (*array.shape[:2], BLOCK, array.shape[3]))
+            for k, part in enumerate(parts([cache]))
+            if not part.empty()
+            for key, array in (("keys", part.keys), ("values", part.values))
+        }
+        for number, cache in caches.items()
+    }
 
-    Raises PippinError for blocks that do not fit each other or these caches.
+
+def fits(block: Block, wanted: Layout) -> bool:
+    """Whether a block has all tensors of these caches, and none that they would not have."""
+    return wanted == {
+        number: {key: (tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
+        for number, tensors in block.items()
+    }
+
+
+def fill(caches: Mapping[int, Any], blocks: Sequence[Block]) -> Generator[float, None, None]:
+    """Fill empty caches with blocks that fit, one cache after the other, between which other jobs may run; the blocks are
+    emptied.
     """
     for number, cache in caches.items():
         tensors = [block.pop(number) for block in blocks]
         for k, part in enumerate(parts([cache])):
-            found = [[each[f"{k}.{key}"] for each in tensors if f"{k}.{key}" in each] for key in ("keys", "values")]
-            if any(found):
-                part.state = *(_joined(each, len(blocks)) for each in found), len(blocks) * BLOCK
+            if f"{k}.keys" in tensors[0]:
+                arrays = (unpack([each[f"{k}.{key}"] for each in tensors]) for key in ("keys", "values"))
+                part.state = *(mx.concatenate(list(each), axis=2) for each in arrays), len(blocks) * BLOCK
                 mx.eval(part.state[:2])
         yield 0.0
-
-
-def _joined(tensors: Sequence[Tensor], count: int) -> mx.array:
-    alike = {(tensor.dtype, tensor.shape) for tensor in tensors}
-    if len(tensors) != count or len(alike) != 1 or tensors[0].shape[0] != 1 or tensors[0].shape[2] != BLOCK:
-        raise PippinError(f"{len(tensors)} tensors of {len(alike)} kinds are not {count} blocks.")
-    return mx.concatenate(list(unpack(tensors)), axis=2)

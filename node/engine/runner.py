@@ -120,17 +120,17 @@ class Runner:
         """See Stage.block. None also after a failure of the device, as the KV may be wrong."""
         return self._stage.block(prefix, index) if self._device_faults.count == self._since else None
 
-    def restore(self, prefix: SequenceId, blocks: Sequence[Block]) -> Generator[float, None, bool]:
-        """Make a prefix of blocks, in pieces. Returns whether they fit."""
+    def restore(self, prefix: SequenceId, blocks: Sequence[Block]) -> Generator[float, None, int | None]:
+        """Make a prefix of the first blocks, in pieces. Returns how many: see Stage.restore; None if MLX fails."""
         try:
-            yield from self._stage.restore(prefix, blocks)
+            whole = yield from self._stage.restore(prefix, blocks)
         except (PippinError, *MLX_ERRORS) as error:
             if fault_of(error):
                 raise
             log.warning("could not take over KV from disks: %s", error)
-            return False
+            return None
         self.kv_bytes = self._stage.lanes.kv_bytes
-        return True
+        return whole
 
     def reset(self) -> None:
         """Free all KV of this ring."""

@@ -13,7 +13,7 @@ from node.core.frames import SequenceId
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import PartialModel, find_layers, record_outputs
-from node.engine.kv_blocks import Block, can_be_cut, cut_block, fill
+from node.engine.kv_blocks import Block, Layout, can_be_cut, cut_block, fill, fits, layout
 from node.engine.lanes import CacheLane, Lanes, LeftoverKv
 from node.engine.plan import Plan
 from node.kv.blocks import BLOCK
@@ -69,6 +69,8 @@ class Stage:
         fits = self.plan.trimmable and not self.plan.chunked and list(whole) == self._own
         self.blocks_of = whole if fits and can_be_cut(new[k] for k in whole) else range(0)
         """The caches, by their numbers in the model, of whose KV blocks can be made: all of this stage, or none."""
+        self._layout: Layout = {}
+        """Of such a block; empty until it is asked for. Siblings share it."""
         kinds = [caches.kind(cache) for cache in new]
         first: dict[Any, int] = {}
         for k in (*self._own, *range(len(kinds))):
@@ -86,12 +88,21 @@ class Stage:
             return None
         return cut_block(dict(zip(self._own, kept.caches, strict=False)), index)
 
-    def restore(self, prefix: SequenceId, blocks: Sequence[Block]) -> Generator[float, None, None]:
-        """Make a prefix of the first blocks of a sequence, in pieces. Raises PippinError if they do not fit."""
-        new = caches.empty_caches(self.model, self.plan.kv_bits)
-        filled = {k: new[k] for k in self._own}
-        yield from fill(filled, blocks)
-        self.lanes.add_prefix(prefix, filled, len(blocks) * BLOCK)
+    def restore(self, prefix: SequenceId, blocks: Sequence[Block]) -> Generator[float, None, int]:
+        """Make a prefix of the first blocks of a sequence, in pieces. Returns how many there are before the first one that
+        this stage could not have made.
+        """
+        if not self._layout:
+            probed = caches.empty_caches(self.model, self.plan.kv_bits)
+            self.model(mx.zeros((1, 1), mx.int32), cache=probed)  # computes nothing
+            self._layout |= layout({k: probed[k] for k in self._own})
+        whole = next((k for k, block in enumerate(blocks) if not fits(block, self._layout)), len(blocks))
+        if whole:
+            new = caches.empty_caches(self.model, self.plan.kv_bits)
+            filled = {k: new[k] for k in self._own}
+            yield from fill(filled, blocks[:whole])
+            self.lanes.add_prefix(prefix, filled, whole * BLOCK)
+        return whole
 
     # --- steps ---
 

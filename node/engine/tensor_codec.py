@@ -21,7 +21,7 @@ class Packed:
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
         """Raises PippinError for a dtype that can't be sent."""
-        self._dtypes = [str(array.dtype).rpartition(".")[2] for array in arrays]
+        self._dtypes = [dtype_name(array) for array in arrays]
         for dtype in self._dtypes:
             if dtype not in _NUMPY:
                 raise PippinError(f"Arrays of {dtype} cannot be sent to other nodes.")
@@ -36,6 +36,10 @@ class Packed:
         bits: Any = self.bits  # arrays have the buffer protocol, but MLX's type stubs do not say so
         pairs = zip(self._dtypes, bits, strict=True)
         return tuple(Tensor(dtype, tuple(array.shape), bytes(memoryview(array))) for dtype, array in pairs)
+
+
+def dtype_name(array: mx.array) -> str:
+    return str(array.dtype).rpartition(".")[2]
 
 
 def pack(arrays: Sequence[mx.array]) -> tuple[Tensor, ...]:

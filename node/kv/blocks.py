@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import Container, Mapping, Sequence
 from hashlib import sha256
+from importlib.metadata import version
 from typing import Any, BinaryIO
 
 from node.core.frames import Tensor
@@ -20,8 +21,8 @@ BLOCK = 256
 NAME_BYTES = 16
 MAX_BYTES = 1 << 30
 """Of a block: 4 MB for each token."""
-_FORMAT = 1
-"""Another number makes other names: blocks of an earlier format are then never found."""
+LAYOUT = f"1 mlx {version('mlx')} mlx-lm {version('mlx-lm')}"
+"""Of a block's tensors, which are those of mlx-lm's caches. Another one makes other names: blocks of it are never found."""
 _MAX_HEADER = 1 << 22
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "uint32": "U32"}
 """Those of KV, also of quantized KV, by MLX's names."""
@@ -36,9 +37,9 @@ class Damaged(ValueError):
     """These bytes are not the block that they are taken for."""
 
 
-def chain_of(version: ModelVersion, tokens: Sequence[int]) -> bytes:
+def chain_of(of: ModelVersion, tokens: Sequence[int]) -> bytes:
     """The names of all whole blocks of a sequence, one after the other."""
-    digest = sha256(f"{_FORMAT} {version.model} {version.revision} {version.kv_bits}".encode())
+    digest = sha256(f"{LAYOUT} {of.model} {of.revision} {of.kv_bits}".encode())
     names = []
     for end in range(BLOCK, len(tokens) + 1, BLOCK):
         digest.update(array("I", tokens[end - BLOCK : end]).tobytes())

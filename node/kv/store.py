@@ -121,6 +121,15 @@ class KvStore:
                 self._delete(part)
         return found
 
+    def discard(self, name: str) -> None:
+        """Delete a block that does not fit its model. Blocks on the disk."""
+        with self._lock:
+            parts = list(self._parts.get(name, ()))
+        if parts:
+            log.warning("KV on the disk is ignored: block %s does not fit its model", name)
+        for part in parts:
+            self._delete(part)
+
     def used(self, names: Iterable[str]) -> None:
         """Count a use of the blocks of a sequence: the last ones are to go before the first. Blocks on the disk."""
         with self._lock:

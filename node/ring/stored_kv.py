@@ -98,9 +98,10 @@ class StoredKv:
         """Make a prefix of what this node and the others have on their disks for this stage; returns how much that is."""
         begun = now()
         blocks = await self._gather(runner, asked)
-        tokens = len(blocks) * BLOCK
-        if tokens < asked.least or not await self.compute.run_pieces(runner.restore(asked.number, blocks)):
-            tokens = 0
+        whole = await self.compute.run_pieces(runner.restore(asked.number, blocks)) if blocks else 0
+        if whole is not None and whole < len(blocks):
+            await self.pool.run(self.exchange.store.discard, names_of(asked.chain)[whole])
+        tokens = (whole or 0) * BLOCK if (whole or 0) * BLOCK >= asked.least else 0
         if tokens:
             log.info("took KV of %d tokens from disk in %.2f s", tokens, now() - begun)
         return replace(asked, tokens=tokens, seconds=max(0.0, asked.seconds - (now() - begun)))

@@ -1,6 +1,9 @@
 """KV on disk: blocks of stages of one cut are, bit by bit, what stages of any other cut would have computed."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from node.core.frames import Drop, Keep, Open, Reuse, Tensor
 from node.core.models import ModelVersion
 from node.engine.faults import Faults
+from node.engine.kv_blocks import Block
 from node.engine.runner import Runner
 from node.engine.stage import Stage
 from node.kv.blocks import BLOCK, chain_of, names_of
@@ -33,8 +37,7 @@ def store_blocks(stage: Stage, store: KvStore, prefix: int) -> None:
 
 
 def restored(stage: Stage, store: KvStore, prefix: int) -> None:
-    for _ in stage.restore(prefix, [store.read(name, stage.blocks_of) for name in NAMES]):
-        pass
+    assert at_a_stretch(stage.restore(prefix, [store.read(name, stage.blocks_of) for name in NAMES])) == len(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -77,19 +80,36 @@ def test_what_cannot_be_cut_into_blocks_says_so(name: str) -> None:
     assert bool(stage.blocks_of) == (name == "minicpm3")
 
 
-def test_blocks_that_do_not_fit_make_no_prefix(caplog: pytest.LogCaptureFixture) -> None:
+def like(block: Block, **changes: Any) -> Block:
+    return {k: {key: replace(tensor, **changes) for key, tensor in each.items()} for k, each in block.items()}
+
+
+WRONG: dict[str, Callable[[Block], Block]] = {
+    "no caches": lambda _: {},
+    "no tensors": lambda block: {k: {} for k in block},
+    "a cache without tensors": lambda block: {**block, 2: {}},
+    "no values": lambda block: {k: {"0.keys": each["0.keys"]} for k, each in block.items()},
+    "a part more": lambda block: {k: {**each, "1.keys": each["0.keys"]} for k, each in block.items()},
+    "another dtype": lambda block: like(block, dtype="uint32"),
+    "fewer heads": lambda block: like(block, shape=(1, 1, BLOCK, 16), data=bytes(BLOCK * 64)),
+    "other heads of the same size": lambda block: like(block, shape=(1, 1, BLOCK, 32)),
+    "fewer tokens": lambda block: like(block, shape=(1, 2, BLOCK // 2, 16), data=bytes(BLOCK * 64)),
+    "two rows": lambda block: like(block, shape=(2, 1, BLOCK, 16)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_block_that_this_stage_could_not_have_made_ends_a_prefix(wrong: str) -> None:
     stage = Stages(shared_model(CONFIGURATIONS["llama"])).ring(0, 4).stages[0].sibling()
     runner = Runner(stage, Path(), Faults())
-    half = Tensor("float32", (1, 1, BLOCK, 4), bytes(BLOCK * 16))
-    other = Tensor("float32", (1, 2, BLOCK, 4), bytes(BLOCK * 32))
-    for wrong in (
-        [{}],
-        [{k: {"0.keys": half} for k in range(4)}],
-        [{k: {"0.keys": each, "0.values": each} for k in range(4)} for each in (half, other)],
-    ):
-        assert at_a_stretch(runner.restore(7, wrong)) is False
+    tensor = Tensor("float32", (1, 2, BLOCK, 16), bytes(BLOCK * 128))
+    good = {k: {"0.keys": tensor, "0.values": tensor} for k in range(4)}
+    assert at_a_stretch(runner.restore(7, [WRONG[wrong](good)])) == 0
     assert stage.lanes.prefix(7) is None
-    assert "could not take over KV" in caplog.text
+    assert at_a_stretch(runner.restore(7, [dict(good), WRONG[wrong](good), good])) == 1
+    kept = stage.lanes.prefix(7)
+    assert kept
+    assert kept.positions == [cache.offset for cache in kept.caches[:1]] == [BLOCK]
 
 
 def test_a_prefix_that_has_gone_has_no_blocks_and_one_that_was_left_has() -> None:

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from node.core.frames import Tensor
 from node.core.models import ModelVersion
 from node.core.warning_codes import Code
+from node.kv import blocks
 from node.kv import store as store_module
 from node.kv.blocks import BLOCK, Damaged, chain_of, decode, encode, names_of
 from node.kv.store import KvStore
@@ -54,6 +56,22 @@ def test_a_name_says_the_version_and_all_tokens_up_to_the_blocks_end() -> None:
         ModelVersion("some/model", "abc", 8),
     ):
         assert not set(names_of(chain_of(other, TOKENS))) & set(NAMES)
+
+
+def test_other_versions_of_the_libraries_find_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert f"mlx-lm {version('mlx-lm')}" in blocks.LAYOUT
+    monkeypatch.setattr(blocks, "LAYOUT", f"{blocks.LAYOUT}.1")
+    assert not set(names_of(chain_of(VERSION, TOKENS))) & set(NAMES)
+
+
+def test_a_block_that_does_not_fit_its_model_goes_with_all_its_caches(store: KvStore, tmp_path: Path) -> None:
+    for first in (0, 2):
+        store.write("some/model", NAMES[0], kv(first, first + 2))
+    store.write("some/model", NAMES[1], kv(0, 2))
+    store.discard(NAMES[0])
+    assert not store.parts(NAMES[0])
+    assert only_file(tmp_path).name == f"{NAMES[1]}.0-2.safetensors"
+    store.discard(NAMES[0])
 
 
 def test_single_caches_of_a_block_are_read_from_any_files_that_have_them(store: KvStore, tmp_path: Path) -> None:
