@@ -4,6 +4,9 @@
     scripts/train_demo_model.py                      # about half an hour on one CPU core
     scripts/train_demo_model.py --steps 1500         # a rough one, in a third of that time
 
+    # Its MTP layer alone, as the model is; ten minutes:
+    scripts/train_demo_model.py --mtp
+
     # A bigger sibling of the same tokenizer, of which the built-in model can be the draft; ten minutes:
     scripts/train_demo_model.py --grow --layers 12 --inner 6144 --steps 150 --lr 5e-4 --out DIR
 
@@ -28,9 +31,13 @@ import numpy as np
 from demo_corpus import Dialog, dialogs
 from make_model import save_weights, weights_of
 from mlx import optimizers as optim
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
-from mlx_lm.models.llama import Model, ModelArgs
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.llama import Model, ModelArgs, TransformerBlock
 from mlx_lm.utils import save_config
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -42,6 +49,7 @@ PAD, BOS, END, SYSTEM, USER, ASSISTANT, TOOL = range(len(CONTROL_TOKENS))
 TOOL_CALL_TOKENS = ["<tool_call>", "</tool_call>"]
 VOCAB_SIZE = 2048
 SHARDS = 3
+MTP_FILE = "mtp.safetensors"
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -230,6 +238,87 @@ def train(model: Model, samples: list[np.ndarray], args: argparse.Namespace) -> 
             save_weights(model, args.out, SHARDS)
 
 
+class MtpLayer(Module):
+    """The layer for multi-token prediction, see node.engine.mtp, of which the tensors have the names in checkpoints."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        width, eps = args.hidden_size, args.rms_norm_eps
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.fc = Linear(2 * width, width, bias=False)
+        self.layers = [TransformerBlock(args)]
+        self.norm = RMSNorm(width, eps)
+
+    def begin_as(self, model: Model) -> None:
+        """Begin with the model's last layer and norm, and with the hidden states as they are."""
+        self.layers[0].update(model.model.layers[-1].parameters())
+        self.norm.update(model.model.norm.parameters())
+        width = self.norm.weight.size
+        self.fc.weight = mx.concatenate([mx.random.normal((width, width), scale=0.02), mx.eye(width)], axis=1)
+
+    def __call__(self, embedded: mx.array, hidden: mx.array) -> mx.array:
+        both = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
+        x = self.fc(mx.concatenate(both, axis=-1))
+        output: mx.array = self.norm(self.layers[0](x, create_attention_mask(x, None), None))
+        return output
+
+
+def train_mtp(model: Model, samples: list[np.ndarray], args: argparse.Namespace) -> None:
+    """Train the MTP layer to foretell what the model foretells one token later. The model stays as it is."""
+    layer = MtpLayer(model.args)
+    layer.begin_as(model)
+    embed = model.model.embed_tokens
+
+    def mtp_loss(layer: MtpLayer, tokens: mx.array, hidden: mx.array, wanted: mx.array) -> tuple[mx.array, mx.array]:
+        found = layer(embed(tokens[:, 1:]), hidden[:, :-1]).reshape(-1, hidden.shape[-1])[wanted]
+        foretold = embed.as_linear(found)
+        own = embed.as_linear(hidden[:, 1:].reshape(-1, hidden.shape[-1])[wanted])
+        losses = cross_entropy(foretold, mx.softmax(own, axis=-1))
+        right = mx.argmax(foretold, axis=-1) == mx.argmax(own, axis=-1)
+        return losses.mean(), right.mean()
+
+    optimizer = optim.AdamW(optim.cosine_decay(args.lr, args.steps, args.lr / 50), betas=[0.9, 0.98])
+    loss_and_gradients = value_and_grad(layer, mtp_loss)
+    source = batches(samples, args.batch_tokens, args.seed)
+    started, average, hits = time.monotonic(), 0.0, 0.0
+    for step in range(1, args.steps + 1):
+        tokens, positions, _ = next(source)
+        if tokens.shape[1] < 3:
+            continue
+        hidden = mx.stop_gradient(model.model(tokens))
+        # Of the positions whose next token is the assistant's, those before the last column; their rows get one shorter.
+        rows, columns = positions // tokens.shape[1], positions % tokens.shape[1]
+        kept = np.flatnonzero(np.array(columns) > 0)
+        if not kept.size:
+            continue
+        index = mx.array(kept)
+        wanted = rows[index] * (tokens.shape[1] - 1) + columns[index] - 1
+        (value, right), gradients = loss_and_gradients(layer, tokens, hidden, wanted)
+        gradients, _ = optim.clip_grad_norm(gradients, 1.0)  # type: ignore[no-untyped-call]
+        optimizer.update(layer, gradients)
+        mx.eval(layer.state, optimizer.state, value, right)
+        average, hits = 0.98 * average + 0.02 * value.item(), 0.98 * hits + 0.02 * right.item()
+        if step % 100 == 0 or step == args.steps:
+            told = 1 - 0.98**step
+            print(
+                f"step {step}  loss {average / told:.4f}  right {hits / told:.1%}  {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
+        if step % args.save_every == 0 or step == args.steps:
+            save_mtp(layer, args.out)
+
+
+def save_mtp(layer: Module, out: Path) -> None:
+    """Into a file of its own, which mlx-lm does not read: it takes no tensors that its Llama lacks."""
+    held = {f"mtp.{name}": value for name, value in weights_of(layer).items()}
+    mx.save_safetensors(str(out / MTP_FILE), held, metadata={"format": "mlx"})
+    path = out / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    places = {name: file for name, file in index["weight_map"].items() if file != MTP_FILE}
+    index["weight_map"] = dict(sorted({**places, **dict.fromkeys(held, MTP_FILE)}.items()))
+    path.write_text(json.dumps(index, indent=2) + "\n")
+
+
 def save_small_files(tokenizer: PreTrainedTokenizerFast, model_config: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.backend_tokenizer.save(str(out / "tokenizer.json"))
@@ -261,6 +350,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
     parser.add_argument("--inner", type=int, default=CONFIG["intermediate_size"], help="size of the MLP")
     parser.add_argument("--grow", action="store_true", help="begin with what the built-in model has learned")
+    parser.add_argument(
+        "--mtp", action="store_true", help="train the MTP layer of the model in --out, and nothing else"
+    )
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch-tokens", type=int, default=1024)
     parser.add_argument("--dialogs", type=int, default=80_000, help="number of training dialogs to make")
@@ -276,7 +368,8 @@ def main() -> None:
     corpus = list(dialogs(args.seed, args.dialogs))
     tokenizer = train_tokenizer(corpus[:20_000]) if args.new_tokenizer else AutoTokenizer.from_pretrained(OUT)
     config = CONFIG | {"num_hidden_layers": args.layers, "intermediate_size": args.inner}
-    save_small_files(tokenizer, config, args.out)
+    if not args.mtp:
+        save_small_files(tokenizer, config, args.out)
     rng = random.Random(args.seed)
     samples = [encode(tokenizer, text, rng) for text in corpus]
     model = Model(ModelArgs.from_dict(config))
@@ -284,7 +377,12 @@ def main() -> None:
         grow(model, weights_in(OUT))
     parameters = sum(value.size for value in weights_of(model).values())
     print(f"{len(samples)} dialogs, {sum(map(len, samples))} tokens, {parameters} parameters", flush=True)
-    train(model, samples, args)
+    if args.mtp:
+        held = {name: value for name, value in weights_in(args.out).items() if not name.startswith("mtp.")}
+        model.load_weights(list(held.items()))
+        train_mtp(model, samples, args)
+    else:
+        train(model, samples, args)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ def requests(model: Json) -> str:
 def _guesses(model: Json) -> str:
     guesses = [ring["guesses"] for ring in model["rings"]]
     made, right = (sum(each[name] for each in guesses) for name in ("made", "right"))
-    drafts = ", ".join(sorted({f" (draft {ring['draft']})" for ring in model["rings"] if ring["draft"]}))
+    named = {ring["draft"] for ring in model["rings"] if ring["draft"]}
+    drafts = ", ".join(sorted(" (MTP layer)" if each == model["id"] else f" (draft {each})" for each in named))
     return f"{right / made:.0%} of guesses right{drafts}" if made else ""
 
 

@@ -1,16 +1,18 @@
 """Finds the description of a model for the placement: on this node, on others, or on the hub."""
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from node.core.errors import HubUnavailable, ModelNotFound, ModelUnsupported, PeerUnavailable, PippinError
+from node.core.errors import HubUnavailable, ModelBroken, ModelNotFound, ModelUnsupported, PeerUnavailable, PippinError
 from node.core.models import HeldModel, ModelSpec, ModelVersion
 from node.core.nodes import Address
 from node.core.pool import Pools
 from node.engine.compute import Compute
+from node.engine.mtp import Mtp, find_mtp
 from node.engine.plan import make_plan
 from node.engine.trials import Trials
 from node.model.catalogue import Catalogue
@@ -21,6 +23,8 @@ from node.model.weights import Weights
 from node.rpc.client import RpcClient
 from node.text.same_tokens import difference
 from node.text.sandbox import SandboxServer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -50,6 +54,15 @@ class ModelSpecs:
         return await self._read(version.model, folder, version.kv_bits)
 
     async def find(self, model: str) -> ModelSpec:
+        """Describe a model, see `_find`. Raises ModelUnsupported also for an MTP layer without its model."""
+        spec = await self._find(model)
+        if _is_mtp_alone(spec):
+            raise ModelUnsupported(
+                f"{model} holds the MTP layer of a model, and no model.", hint="Name it so: --draft MODEL=ID"
+            )
+        return spec
+
+    async def _find(self, model: str) -> ModelSpec:
         """Describe a model in the revision that the cluster will use.
 
         In this order: the one of which all files are here; that most other nodes have; of which some files are here; that
@@ -83,23 +96,26 @@ class ModelSpecs:
         version = ModelVersion(model, metadata.directory.name, self.kv_bits)
         return await self._describe(version, metadata.config, metadata.weights)
 
-    async def find_draft(self, draft: str, model: ModelSpec) -> ModelSpec:
-        """Describe a model that is to guess tokens of another one.
+    async def with_draft(self, draft: str, model: ModelSpec) -> ModelSpec:
+        """A model's description with that of another one which is to guess its tokens: of its MTP layer, if it holds nothing else
+        or is of the same shape, as the checkpoint of which the model was made; else it is a draft model.
 
         Raises ModelUnsupported if it has other tokens or is the same model, the errors of `find`, and those of a transfer.
         """
-        spec = await self.find(draft)
+        spec = await self._find(draft)
         if spec.version.files == model.version.files:
             raise ModelUnsupported(
                 f"{draft} can't be its own draft.", hint="Choose a smaller model of the same family."
             )
+        if spec.mtp and (_is_mtp_alone(spec) or spec.kv == model.kv):
+            return replace(model, mtp=spec.mtp)
         one, other = [await self.tokenizer_of(*self._holder(each)) for each in (model, spec)]
         if differs := await difference(self.sandboxes, one, other):
             raise ModelUnsupported(
                 f"{draft} can't be the draft of {model.id}, as it has other tokens: {differs}.",
                 hint="Choose a smaller model of the same family, or start the nodes without this --draft.",
             )
-        return spec
+        return replace(model, draft=replace(spec, mtp=None))
 
     def _holder(self, spec: ModelSpec) -> tuple[HeldModel, Address | None]:
         """The model, and another node that has its files, if there is one."""
@@ -112,7 +128,12 @@ class ModelSpecs:
         return await self._describe(ModelVersion(model, folder.revision, kv_bits), config, weights)
 
     async def _describe(self, version: ModelVersion, config: dict[str, Any], weights: Weights) -> ModelSpec:
-        await self.trials.check(config, weights.total_bytes, version.kv_bits)
+        mtp = find_mtp(config, weights.tensors)
+        whole = mtp.config if mtp and mtp.is_alone else config  # the layer of a model that runs runs, too
+        await self.trials.check(whole, weights.total_bytes, version.kv_bits)
+        layer = await self._describe_mtp(version, mtp, weights) if mtp else None
+        if mtp and mtp.is_alone and layer:
+            return replace(layer, mtp=layer)
         plan = await self.compute.run(make_plan, config, weights.total_bytes, version.kv_bits)
         return ModelSpec(
             version=version,
@@ -124,4 +145,28 @@ class ModelSpecs:
             shared_ends=bool(plan.shared),
             head_bytes=weights.head_bytes,
             score_bytes=plan.score_bytes,
+            mtp=layer,
         )
+
+    async def _describe_mtp(self, version: ModelVersion, mtp: Mtp, weights: Weights) -> ModelSpec | None:
+        """None if the layer can't be used: the model can, all the same."""
+        try:
+            plan = await self.compute.run(make_plan, mtp.config, weights.total_bytes, version.kv_bits)
+        except (ModelUnsupported, ModelBroken) as error:
+            log.warning("the MTP layer of %s is not used: %s", version.model, error)
+            return None
+        sizes = {name: weights.tensors[name].nbytes for name in mtp.names}
+        of_layer = sum(size for name, size in sizes.items() if mtp.is_of_layer(name))
+        return ModelSpec(
+            version=version,
+            layer_bytes=(of_layer,),
+            ends_bytes=sum(sizes.values()) - of_layer,
+            kv=plan.kv,
+            cuts=(),
+            max_context=plan.max_context,
+            score_bytes=plan.score_bytes,
+        )
+
+
+def _is_mtp_alone(spec: ModelSpec) -> bool:
+    return spec.mtp is not None and spec == replace(spec.mtp, mtp=spec.mtp)

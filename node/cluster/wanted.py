@@ -83,6 +83,10 @@ class WantedModel:
         return self.preload or self.wish.named
 
 
+MTP_PROTOCOL = 8
+"""The first protocol whose nodes know of MTP layers: a node before it would fail to load one."""
+
+
 class WantedModels:
     def __init__(self, agent: Agent, specs: ModelSpecs) -> None:
         self._agent = agent
@@ -179,7 +183,7 @@ class WantedModels:
             wanted.draft = self._draft_of(model)
             spec = wanted.spec or await self._specs.find(model)
             if wanted.draft:
-                spec = replace(spec, draft=await self._specs.find_draft(wanted.draft, spec))
+                spec = await self._specs.with_draft(wanted.draft, spec)
             wanted.spec, wanted.failure, wanted.retry.failures = spec, None, 0
         except Exception as error:
             if not isinstance(error, PippinError):
@@ -210,7 +214,10 @@ class WantedModels:
     def specs(self, models: Iterable[str]) -> tuple[ModelSpec, ...]:
         """Descriptions of those of the models that have one, with what a user wishes of them."""
         known = [wanted for model in models if (wanted := self.models[model]).spec]
-        return tuple(replace(wanted.spec, wish=wanted.wish) for wanted in known if wanted.spec)
+        specs = [replace(wanted.spec, wish=wanted.wish) for wanted in known if wanted.spec]
+        if any(report.info.protocol < MTP_PROTOCOL for report in self._agent.alive()):
+            specs = [replace(spec, mtp=None) for spec in specs]
+        return tuple(specs)
 
     # --- planning -----------------------------------------------------------------------------------------------------
 

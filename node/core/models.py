@@ -136,6 +136,10 @@ class ModelSpec:
     """It travels with the placement, so that the next head has it."""
     draft: "ModelSpec | None" = None
     """A small model that guesses tokens of this one, from --draft. It has no draft itself."""
+    mtp: "ModelSpec | None" = None
+    """The layer for multi-token prediction, which follows the model's layers: its own, or that of a model named by --draft. It is
+    asked unless there is a draft. Its ends are what it has beside the layer; embedding and LM head are the model's.
+    """
 
     @property
     def id(self) -> str:
@@ -146,15 +150,23 @@ class ModelSpec:
         return len(self.layer_bytes)
 
     @property
+    def guesser(self) -> "ModelSpec | None":
+        """What guesses this model's tokens on the driver, if anything does."""
+        return self.draft or self.mtp
+
+    @property
     def weight_bytes(self) -> int:
         return sum(self.layer_bytes) + self.ends_bytes
 
     def driver_bytes(self, stages: int) -> int:
-        """Bytes that a ring's driver reads for each token beside its layers: the head, and the draft model if there are
-        several stages.
+        """Bytes that a ring's driver reads for each token beside its layers: the head, and what guesses if there are several
+        stages.
         """
-        draft = sum(self.draft.layer_bytes) + self.draft.head_bytes if self.draft and stages > 1 else 0
-        return self.head_bytes + draft
+        guesser = self.guesser if stages > 1 else None
+        if guesser is None:
+            return self.head_bytes
+        head_bytes = guesser.head_bytes if self.draft else guesser.ends_bytes + self.head_bytes
+        return self.head_bytes + sum(guesser.layer_bytes) + head_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ class Ring:
     retiring: bool = False
     """Whether another ring replaces it: it serves until that one is ready, then finishes or hands over its sessions."""
     draft: Shard | None = None
-    """All layers of a draft model, which the driver holds, too; None without one, and with one stage."""
+    """All layers of a draft model, or an MTP layer, which follows a model's layers: the driver holds them, too. None without one,
+    and with one stage."""
 
     @property
     def model(self) -> str:

@@ -81,6 +81,11 @@ class Code(StrEnum):
         "A ring of {model} ended at {node}: {error}",
         "A new ring replaces it, at most once a second. If this repeats, check the network between its nodes.",
     )
+    NO_GUESSES = _warning(
+        "no-guesses",
+        "{node} answers for {model} without the guesses of its draft model or MTP layer: {error}",
+        "The text is the same, only slower. Fetch the model again, or name another one with --draft.",
+    )
     LOADING = _info("loading", "{node} has {verb} {percent:.0f} % of {layers}{figures}.")
     OPEN_CLUSTER = _info(
         "open-cluster",

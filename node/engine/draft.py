@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from node.core.errors import PippinError
-from node.core.frames import Open
+from node.core.frames import Open, Tensor
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import DRAFT_CONTEXT
 from node.engine.sampling import NO_TOKEN, Draw, begin_draw
@@ -48,7 +48,7 @@ class DraftModel:
         self.kv_bytes = 0
         """May be read in any thread."""
 
-    def observe(self, tokens: Sequence[int], end: int, tensors: Sequence[mx.array]) -> None:
+    def observe(self, tokens: Sequence[int], end: int, tensors: Sequence[Tensor], count: int) -> None:
         """It needs no hidden states of the larger model."""
 
     def guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:

@@ -27,6 +27,7 @@ from node.engine.plan import mask_what_is_there, parts_of
 
 Sanitize = Callable[[dict[str, mx.array]], dict[str, mx.array]]
 
+_LAYER = "model.layers.0."
 _FUSE = "model.fuse."
 """Where the one-layer model has the modules before the layer."""
 _CHANGES: Mapping[str, Any] = {
@@ -78,7 +79,7 @@ class Family:
             return f"{own[module]}.{kind}"
         if name.startswith(_SHARED):
             return None
-        return f"model.layers.0.{name.removeprefix(self.layer)}"
+        return _LAYER + name.removeprefix(self.layer)
 
 
 _DEEPSEEK = Family(("model.layers.{layers}.",), "", "enorm", "hnorm", "eh_proj", "shared_head.norm")
@@ -119,8 +120,14 @@ class Mtp:
     """Of each of its tensors, the name in the one-layer model, by that in the files."""
     copies: frozenset[str]
     """Tensors beside them that are copies of the model's own."""
+    is_alone: bool
+    """The folder holds nothing else."""
     shifts: bool
     """One has to be added to the weights of norms that mlx-lm's `sanitize` leaves as they are."""
+
+    def is_of_layer(self, name: str) -> bool:
+        """Whether one of its tensors is of the decoder layer."""
+        return self.names[name].startswith(_LAYER)
 
     def without(self, held: Mapping[str, mx.array]) -> dict[str, mx.array]:
         """The tensors of the model itself."""
@@ -158,7 +165,7 @@ def find_mtp(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> 
     names = {name: new for name, new in rest.items() if new}
     raw = any(name.endswith("conv1d.weight") and tensor.shape[-1] != 1 for name, tensor in tensors.items())
     copies = frozenset(rest.keys() - names.keys())
-    return Mtp(family, layers, _one_layer(config, family, begin), names, copies, family.zero_centred and raw)
+    return Mtp(family, layers, _one_layer(config, family, begin), names, copies, not begin, family.zero_centred and raw)
 
 
 def _base(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,8 +255,11 @@ def with_ends(model: Module, mtp: Mtp) -> None:
 
 
 def ends_of(model: Module) -> tuple[Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]]:
-    """The embedding and the LM head of a model."""
-    embedding, outer = _holder(model, "embed_tokens")["embed_tokens"], _holder(model, "lm_head")
+    """The embedding and the LM head of a model. Raises ModelUnsupported."""
+    inner, outer = _holder(model, "embed_tokens"), _holder(model, "lm_head")
+    if inner is None:
+        raise ModelUnsupported(f"The MTP layer does not find the embedding of a {type(model).__module__} model.")
+    embedding = inner["embed_tokens"]
     return embedding, outer["lm_head"] if outer is not None else embedding.as_linear
 
 

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from node.core.errors import PippinError
-from node.core.frames import Open
+from node.core.frames import Open, Tensor
 from node.core.mlx_errors import MLX_ERRORS
 from node.engine.draft import DraftFailed, common, drawn
 from node.engine.mtp import Ends, ends_of
 from node.engine.sampling import Draw
 from node.engine.stage import Stage
+from node.engine.tensor_codec import unpack
 
 _LANE = 0
 _MOST_ROWS = 16
@@ -52,12 +53,12 @@ class MtpGuesser:
         self.kv_bytes = 0
         """May be read in any thread."""
 
-    def observe(self, tokens: Sequence[int], end: int, tensors: Sequence[mx.array]) -> None:
-        """The last stage's result for the tokens up to position `end` of a session, of which `tokens` are verified. An error
-        is told at the next guess, as this is called within the steps of sessions.
+    def observe(self, tokens: Sequence[int], end: int, tensors: Sequence[Tensor], count: int = 0) -> None:
+        """The last stage's result of a step of a session, of which its first `count` tokens are verified, or all for 0. They are
+        those before position `end`. `tokens`: all of the session that are verified. An error is told at the next guess.
         """
         try:
-            self._observe(tokens, end, tensors)
+            self._observe(tokens, end, unpack(tensors), count)
         except (PippinError, *MLX_ERRORS) as error:
             self.clear()
             self._error = error
@@ -84,8 +85,9 @@ class MtpGuesser:
         self._stage.lanes.clear()
         self.kv_bytes = 0
 
-    def _observe(self, tokens: Sequence[int], end: int, tensors: Sequence[mx.array]) -> None:
+    def _observe(self, tokens: Sequence[int], end: int, tensors: Sequence[mx.array], count: int) -> None:
         hidden = self._model.hidden(tensors) if self._ends.takes_normed else tensors[0]
+        hidden = _first(hidden, count or hidden.shape[1])
         begin = end - hidden.shape[1]
         self._ends.embed, self._ends.score = self._shared
         self._follow(tokens)

@@ -178,7 +178,7 @@ class Runner:
             deferred=self._together,
         )
         finite = self._stage.finite(hidden, lengths, unverified) if judged else None
-        packed = Packed(self._stage.last(hidden, lengths, unverified) if last and frame.sampled else hidden)
+        packed = Packed(self._stage.last(hidden, lengths, unverified) if last and not frame.every else hidden)
         if not self._together:
             mx.async_eval(finite)  # type: ignore[no-untyped-call]
         mx.async_eval(packed.bits, finite, *self._beside(frame.lane))  # type: ignore[no-untyped-call]
@@ -221,7 +221,7 @@ class Runner:
             lane, guesses = frame.lane, following.guesses
             logits = self._stage.finish(unpack(frame.tensors), unverified=frame.unverified)
             drawn = None if guesses else begin_draw(logits, draws)
-            after = replace(frame, ops=(), tokens=None, faults=(), unverified=0)
+            after = replace(frame, ops=(), tokens=None, faults=(), unverified=0, every=False)
             early = drawn and following.chain and self.plan.steps_back
             # No guess, but its session may end with the token, which nobody has read yet.
             begun = self._begin(replace(after, unverified=1), drawn.tokens) if drawn and early else None

@@ -34,8 +34,8 @@ _SMALL = {
 }
 """The names that mlx-lm and transformers read of a language model. Everything else in its folder stays private."""
 
-# Files that mlx-lm loads. Python files are excluded on purpose: no code is taken from the hub or from a peer.
-_WEIGHTS = re.compile(r"model[\w.-]*\.safetensors")
+# Files that mlx-lm loads, and one that it leaves alone, of a layer that it has no code for. Python files are excluded on purpose: no code is taken from the hub or from a peer.
+_WEIGHTS = re.compile(r"(?:model[\w.-]*|mtp)\.safetensors")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -33,7 +33,7 @@ def nodes_by_file(rings: Iterable[Ring], model: HeldModel, weights: Weights) -> 
         stages = ring.stages if ring.version.files == model else ()
         parts = [(stage.node, stage.start, stage.end, stage.start == 0 or ring.shared_ends) for stage in stages]
         if ring.draft and ring.draft.version.files == model:
-            parts.append((ring.driver, ring.draft.start, ring.draft.end, True))
+            parts.append((ring.driver, ring.draft.start, ring.draft.end, ring.draft.start == 0))
         for node, start, end, ends in parts:
             for file in weights.files_for(start, end, ends):
                 found.setdefault(file, set()).add(node)

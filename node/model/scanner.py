@@ -144,7 +144,7 @@ class FolderScanner:
         weights = None
         with self._noting(folder.path):
             weights = self._map(folder.path)
-        return weights is not None and folder.files.keys() >= files_for(layers_by_file(weights), start, end, ends)
+        return weights is not None and folder.files.keys() >= files_for(weights, start, end, ends)
 
     # --- the disk -----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,8 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,6})\.")
 _FOREIGN = re.compile(
     r"(?:^|\.)(?:vision|visual|audio|image_|embed_vision|embed_audio|multi_modal|mm_projector|patch_merge|aligner|mtp)"
 )
+
+_MTP = re.compile(r"(?:[\w.]+\.)?mtp(?:_layers)?\.")
 
 _GROUP = 64
 """Numbers that share a scale in MLX's quantization, unless the config says otherwise."""
@@ -50,16 +52,20 @@ def layers_by_file(weight_map: Mapping[str, str]) -> dict[str, set[int | None]]:
     return found
 
 
-def files_for(layers: Mapping[str, Collection[int | None]], start: int, end: int, ends: bool) -> set[str]:
+def files_for(weight_map: Mapping[str, str], start: int, end: int, ends: bool) -> set[str]:
     """Files with the layers [start, end) and, if `ends`, all tensors of the text model outside of layers.
 
-    `layers`: of each file, see `layers_by_file`.
+    The layer after the model's last one is its layer for multi-token prediction (MTP). In some families it has that number; in
+    others a name, and in a folder with nothing else any name. `weight_map`: tensor to file.
     """
-    return {
+    found = {
         file
-        for file, held in layers.items()
+        for file, held in layers_by_file(weight_map).items()
         if (ends and None in held) or any(layer is not None and start <= layer < end for layer in held)
     }
+    if found or start >= end:
+        return found
+    return {file for tensor, file in weight_map.items() if _MTP.match(tensor)} or set(weight_map.values())
 
 
 @dataclass(frozen=True)
@@ -113,12 +119,8 @@ class Weights:
     def weight_map(self) -> dict[str, str]:
         return {name: tensor.file for name, tensor in self.tensors.items()}
 
-    @cached_property
-    def _layers_by_file(self) -> dict[str, set[int | None]]:
-        return layers_by_file(self.weight_map)
-
     def files_for(self, start: int, end: int, ends: bool) -> set[str]:
-        return files_for(self._layers_by_file, start, end, ends)
+        return files_for(self.weight_map, start, end, ends)
 
     def to_json(self) -> bytes:
         """Description as JSON, some 90 bytes per tensor; the tensors' sizes follow from dtype and shape.

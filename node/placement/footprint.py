@@ -28,22 +28,23 @@ class Footprint:
         scores = spec.score_bytes * context
         self.reserve = STAGE_RESERVE + max(scores, *spec.layer_bytes) + max(cache) * sessions
         self.cache = sum(cache) * sessions
-        self._draft = 0
-        if spec.draft:  # it follows one session
-            self._draft = Footprint(spec.draft, min(context, spec.draft.max_context, DRAFT_CONTEXT), sessions=1).whole
+        self._guesser = 0
+        if spec.guesser:  # it follows one session
+            most = min(context, spec.guesser.max_context, DRAFT_CONTEXT if spec.draft else context)
+            self._guesser = Footprint(spec.guesser, most, sessions=1).whole
         self.whole: int = self.stage(0, spec.layers, driver=True)
         """Bytes of the whole model on one node."""
 
     def stage(self, start: int, end: int, *, driver: bool) -> int:
-        """Bytes of layers [start, end) on one node. A driver has the draft model, too, unless it holds all layers."""
+        """Bytes of layers [start, end) on one node. A driver has what guesses, too, unless it holds all layers."""
         ends = self._ends if driver or self._shared else 0
-        draft = self._draft if driver and end - start < len(self._before) - 1 else 0
-        return self._before[end] - self._before[start] + self.reserve + ends + draft
+        guesser = self._guesser if driver and end - start < len(self._before) - 1 else 0
+        return self._before[end] - self._before[start] + self.reserve + ends + guesser
 
     def work(self, start: int, end: int, *, driver: bool) -> int:
         """Bytes that the stage reads per token, which determine its time: weights only, as KV caches are seldom full.
 
-        Of the ends, only the head is read; a driver also computes a guess with the draft model. Compute time is proportional
+        Of the ends, only the head is read; a driver also computes a guess. Compute time is proportional
         to the same number: each weight is used in one multiplication per token.
         """
         whole = end - start == len(self._weights) - 1
@@ -62,8 +63,8 @@ def stage_weights(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
     """Bytes of the weights among `stage_bytes`; the others are for the KV and for working memory."""
     drives = stage.node == ring.driver
     count = sum(spec.layer_bytes[stage.start : stage.end]) + (spec.ends_bytes if drives or spec.shared_ends else 0)
-    if spec.draft and drives and len(ring.stages) > 1:
-        count += sum(spec.draft.layer_bytes) + spec.draft.ends_bytes
+    if spec.guesser and drives and len(ring.stages) > 1:
+        count += sum(spec.guesser.layer_bytes) + spec.guesser.ends_bytes
     return count
 
 

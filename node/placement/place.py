@@ -68,8 +68,8 @@ def place(
         if not attempt.unplaced or len(models) == 1:
             break
     assert best
-    if best.refused and any(spec.draft for spec in models):  # better without draft models than not at all
-        bare = [replace(spec, draft=None) for spec in models]
+    if best.refused and any(spec.guesser for spec in models):  # better without guesses than not at all
+        bare = [replace(spec, draft=None, mtp=None) for spec in models]
         plan = place(bare, nodes, rules, fence=fence, head=head, current=current)
         if len(plan.refused) < len(best.refused):
             return plan

@@ -72,9 +72,11 @@ def new_ring(spec: ModelSpec, stages: tuple[StageSpec, ...], context: int, sessi
 
 
 def draft_of(spec: ModelSpec, stages: Sequence[StageSpec]) -> Shard | None:
-    """All layers of a ring's draft model; None if the ring has one stage, which is never idle."""
-    draft = spec.draft if len(stages) > 1 else None
-    return Shard(draft.version, 0, draft.layers) if draft else None
+    """All layers of a ring's draft model, or its MTP layer; None if the ring has one stage, which is never idle."""
+    if len(stages) < 2 or spec.guesser is None:
+        return None
+    begin = 0 if spec.draft else spec.layers
+    return Shard(spec.guesser.version, begin, begin + spec.guesser.layers)
 
 
 def _stages(

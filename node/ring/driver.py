@@ -94,6 +94,11 @@ class Driver:
     def kv_bytes(self) -> int:
         return self.runner.kv_bytes + self._guessing.kv_bytes
 
+    @property
+    def lacks(self) -> str:
+        """Why the draft model or MTP layer that was to guess does not; empty if it does, or there is none."""
+        return self._guessing.failure
+
     def give_up(self, reason: PippinError) -> None:
         """End all requests with `reason`, also later ones, and the links."""
         if not self._ended:
@@ -183,14 +188,13 @@ class Driver:
                 return
             elif guess := scheduler.guess():
                 await self._send(guess)
-            elif (draft := self._guessing.draft) and (asked := scheduler.to_draft(draft.max_context)):
-                await self._guessing.run_draft(self._compute, *asked)
-            else:
+            elif not await self._guessing.guess(self._compute, scheduler):
                 return
 
     async def _send(self, step: Step) -> None:
         begun_at = now()
         frame = self._pipeline.frame(step=step)
+        frame = replace(frame, every=frame.every or self._guessing.wants_all(step, self._scheduler))
         if self._alone:
             await self._run_alone(step, frame, begun_at)
             self._keep(step.ops)
@@ -268,7 +272,7 @@ class Driver:
             elif step.samples:
                 job = self._compute.queue(self.runner.finish, frame, step.draws(), following)
             # The job waits for that of another lane, so that no thread waits while that one's tokens are delivered.
-            before, finish = self._finishing, self._finish(step, job, seconds)
+            before, finish = self._finishing, self._finish(step, frame, job, seconds)
             self._finishing = asyncio.create_task(finish, name=f"step of {self.ring.id}")
             if before:
                 await before
@@ -283,7 +287,7 @@ class Driver:
         if self._finishing:
             await self._finishing
 
-    async def _finish(self, step: Step, job: asyncio.Future[Verdict] | None, seconds: float) -> None:
+    async def _finish(self, step: Step, frame: Frame, job: asyncio.Future[Verdict] | None, seconds: float) -> None:
         """Deliver the results of a step, and send the lane's next one if the job has begun it.
 
         Root of a task: any error ends the ring, as no step would follow, and nobody would notice.
@@ -294,6 +298,7 @@ class Driver:
                 return
             self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
             next_step = self._land(step, verdict, seconds)
+            self._guessing.observe(self._compute, step, frame, verdict, self._scheduler)
             if next_step and verdict.begun:
                 await self._pipeline.send(verdict.begun, next_step)
         except PippinError as error:

@@ -1,49 +1,135 @@
-"""What a driver needs to guess tokens, beside what its sessions know: a draft model, if a node asks for one."""
+"""What a driver needs to guess tokens, beside what its sessions know: a draft model, or the model's MTP layer, if there is one."""
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+from node.core.frames import Frame, Tensor
 from node.core.guesses import Memory
 from node.core.row_family import RowFamily
 from node.engine.compute import Compute
-from node.engine.draft import DraftFailed, DraftModel
-from node.ring.session import Session
+from node.engine.draft import DraftFailed
+from node.engine.sampling import Draw
+from node.engine.verdict import Verdict
+from node.ring.flight import Step
+from node.ring.scheduler import Scheduler
+from node.ring.session import Slot
 
 log = logging.getLogger(__name__)
+
+_MOST_RESULTS = 16
+"""Results of steps that wait until they are told with the next guess."""
+Result = tuple[list[int], int, tuple[Tensor, ...], int]
+"""The arguments of Source.observe."""
+
+
+class Source(Protocol):
+    """Guesses a session's tokens on the driver, in the compute thread: node.engine.draft.DraftModel, or MtpGuesser."""
+
+    kv_bytes: int
+    max_context: int
+    """Most tokens of a session that it can follow."""
+    observes: bool
+    """Whether it needs what the last stage computes."""
+    beyond: int
+    """Tokens that it should guess beyond those for which the ring has places: the job that finds the first guess right can begin
+    the step of the last one. Worth it if a guess is as good then as later.
+    """
+    is_catching_up: bool
+    """Why its last guess was None: it has yet to compute some of the tokens. Otherwise it can't guess now."""
+
+    def observe(self, tokens: Sequence[int], end: int, tensors: Sequence[Tensor], count: int) -> None:
+        """The last stage's result of a step of a session, of which its first `count` tokens are verified, or all for 0. They are
+        those before position `end`. `tokens`: all of the session that are verified.
+        """
+
+    def guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
+        """The token after these, of which the first `verified` are certain. Raises DraftFailed."""
+
+    def clear(self) -> None:
+        """Free all KV."""
 
 
 @dataclass(slots=True)
 class Guessing:
-    draft: DraftModel | None = None
+    source: Source | None = None
     is_wire_slow: Callable[[], bool] = lambda: False
     """See Flight.wire_is_slow. It is asked once a second, as paths change."""
     family: Callable[[], RowFamily] = RowFamily
     """What all stages have proven of the rows of a step. It is asked at the first request, when all of them are ready."""
     memory: Memory = field(default_factory=Memory)
     """What was said in this ring; or in all of the node, so that it outlives rings."""
+    failure: str = ""
+    """Why the source that there was to be does not guess."""
+    _results: list[Result] = field(default_factory=list[Result])
+    """Not told yet."""
+    _prompt: tuple[Slot | None, int] = (None, 0)
+    """The session whose prompt was observed last, and how many of its tokens."""
 
     @property
     def kv_bytes(self) -> int:
-        return self.draft.kv_bytes if self.draft else 0
+        return self.source.kv_bytes if self.source else 0
 
-    async def run_draft(self, compute: Compute, session: Session, guessed: Sequence[int]) -> None:
-        """Have the draft model draw the token after these guesses, or compute a part of the prompt. It goes if it fails."""
-        assert self.draft
+    def wants_all(self, step: Step, scheduler: Scheduler) -> bool:
+        """Whether the hidden states of all tokens of a step are needed, which is about to be sent."""
+        return self._follows(step, scheduler) and len(step.tokens[0]) > 1 and not step.unverified
+
+    def _follows(self, step: Step, scheduler: Scheduler) -> bool:
+        is_one = len(step.rows) == 1 and not step.evaluations
+        return self.source is not None and self.source.observes and is_one and scheduler.leads(step.rows[0])
+
+    def observe(self, compute: Compute, step: Step, frame: Frame, verdict: Verdict, scheduler: Scheduler) -> None:
+        """A step has landed that is certain."""
+        if not (self.source and frame.tensors and self._follows(step, scheduler)):
+            return
+        (slot,) = step.rows
+        end = len(slot.session.tokens) - 1
+        if not step.samples:
+            before, seen = self._prompt
+            end = (seen if before is slot else slot.cached) + len(step.tokens[0])
+            self._prompt = slot, end
+        count = 0 if frame.every else len(verdict.results)
+        self._results.append((list(slot.session.tokens), end, frame.tensors, count))
+        if frame.every or len(self._results) > _MOST_RESULTS:
+            compute.queue(_observe, self.source, self._results)
+            self._results = []
+
+    async def guess(self, compute: Compute, scheduler: Scheduler) -> bool:
+        """Have the source draw a token that a session may draw next, or compute a part of a prompt. It goes if it fails.
+        Returns whether it should be asked again at once.
+        """
+        asked = scheduler.to_draft(self.source.max_context, self.source.beyond) if self.source else None
+        if not (self.source and asked):
+            return False
+        session, guessed = asked
         verified, tokens, draw = len(session.tokens), [*session.tokens, *guessed], session.draw(guessed)
         # Without log-probabilities, which nobody reads, and without the grammar, which the verifying draw follows.
         draw = replace(draw, sampling=replace(draw.sampling, logprobs=None), constraint=None)
+        results, self._results = self._results, []
         try:
-            token = await compute.run(self.draft.guess, tokens, verified, draw)
+            token = await compute.run(_guess, self.source, results, tokens, verified, draw)
         except DraftFailed as error:
-            log.warning("the ring of %s goes on without its draft model: %s", session.request.model, error)
+            log.warning("the ring of %s goes on without its guesses: %s", session.request.model, error)
             await self.clear(compute)
-            self.draft = None
-        else:
-            if token is not None:
-                session.add_draft(tokens, verified, token)
+            self.source, self.failure = None, str(error)
+            return False
+        if token is not None:
+            session.add_draft(tokens, verified, token)
+        return token is not None or (self.source is not None and self.source.is_catching_up)
 
     async def clear(self, compute: Compute) -> None:
-        """Free the draft model's KV."""
-        if self.draft:
-            await compute.run(self.draft.clear)
+        """Free the source's KV."""
+        self._results, self._prompt = [], (None, 0)
+        if self.source:
+            await compute.run(self.source.clear)
+
+
+def _observe(source: Source, results: Sequence[Result]) -> None:
+    for result in results:
+        source.observe(*result)
+
+
+def _guess(source: Source, results: Sequence[Result], tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
+    _observe(source, results)
+    return source.guess(tokens, verified, draw)

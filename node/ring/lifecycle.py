@@ -29,7 +29,7 @@ from node.core.generation import GenerateRequest, TokenEvent
 from node.core.limits import MAX_TEXT_CHARS
 from node.core.models import Shard
 from node.core.nodes import Caller
-from node.core.reports import Download, RingTraffic, Speed, StageReport, StageState
+from node.core.reports import Download, Issue, RingTraffic, Speed, StageReport, StageState
 from node.core.rings import Placement, Ring, StageSpec
 from node.core.signal import Signal
 from node.core.units import format_bytes
@@ -117,6 +117,14 @@ class Rings:
     def speeds(self) -> tuple[Speed, ...]:
         """Those that were measured twice alike."""
         return tuple(self._shards.speeds.agreed())
+
+    def issues(self) -> tuple[Issue, ...]:
+        """Of the rings that this node drives without the guesses that they were to have."""
+        drivers = (part.role for part in self._parts.values() if isinstance(part.role, Driver))
+        name = self._agent.info.name
+        return tuple(
+            Code.NO_GUESSES.issue(node=name, model=role.ring.model, error=role.lacks) for role in drivers if role.lacks
+        )
 
     def traffic(self) -> tuple[RingTraffic, ...]:
         return tuple(part.role.traffic() for part in self._parts.values() if isinstance(part.role, Driver))
@@ -231,7 +239,7 @@ class Rings:
                 self._begin_load(part.shard, ends=part.shard.start == 0 or part.ring.shared_ends)
                 if part.draft:
                     self._guessed_for[part.ring.model] = part.draft.model
-                    self._begin_load(part.draft, ends=True)
+                    self._begin_load(part.draft, ends=part.draft.start == 0)
         self._agent.touch()
 
     def _join(self, ring: Ring, stage: StageSpec) -> RingPart:
@@ -272,7 +280,8 @@ class Rings:
                 log.warning("%s", Code.WIRED_MEMORY.issue(node=self._agent.info.name, bytes=format_bytes(lost)).text)
             if await self._shards.load(shard, ends, partial(self._progress, shard)):
                 self._told.pop(shard.model, None)
-                if shard not in self._measuring:
+                loaded = self._shards.get(shard)
+                if shard not in self._measuring and not (loaded and loaded.is_mtp):
                     self._measuring.add(shard)
                     self._group.create_task(self._measure(shard), name=f"measure {shard}")
             for part in self._waiting(shard):
@@ -288,7 +297,11 @@ class Rings:
                     log.exception("loading failed")
                 log.error("%s %s", shard.model, said)
             for part in self._waiting(shard):
-                self._report(part, StageState.FAILED, failed)
+                if shard == part.draft:  # a ring serves without what was to guess
+                    part.draft, part.lacks = None, str(failed)
+                    await self._begin(part)
+                else:
+                    self._report(part, StageState.FAILED, failed)
         finally:
             self._loading.pop(shard, None)
 

@@ -47,6 +47,11 @@ class LoadedShard:
     chunk: int = 0
     """At a driver: most tokens of a prompt in one step, since larger ones took the device too long; 0 before."""
 
+    @property
+    def is_mtp(self) -> bool:
+        """Whether it is an MTP layer, of which the stage is a model of its own."""
+        return hasattr(self.stage.model, "ends")
+
 
 Fetch = Callable[[Shard, bool, Callable[[Download], None]], Awaitable[tuple[Path, Weights]]]
 """Makes sure that a shard's files are on this node's disk, with those of embedding and head if the flag says so; calls
@@ -115,7 +120,7 @@ class LoadedShards:
             size = format_bytes(stage.weight_bytes)
             log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
             self._loaded[shard] = LoadedShard(stage, directory)
-            if self.speeds.is_stale(shard, now()):
+            if self.speeds.is_stale(shard, now()) and not self._loaded[shard].is_mtp:
                 await self.measure(shard)
 
     async def measure(self, shard: Shard) -> None:

@@ -14,12 +14,14 @@ from node.core.rings import Ring
 from node.core.row_family import RowFamily
 from node.engine.compute import Compute
 from node.engine.draft import DraftModel
+from node.engine.mtp_guesser import MtpGuesser
 from node.engine.runner import Runner
+from node.engine.stage import Stage
 from node.members.address_book import AddressBook
 from node.placement.speed import is_slow_wire
 from node.ring.driver import Driver
 from node.ring.frame_rows import family_of_ring
-from node.ring.guessing import Guessing
+from node.ring.guessing import Guessing, Source
 from node.ring.lane import sequence_numbers
 from node.ring.limits import RingOptions, limits_of
 from node.ring.loaded_shards import LoadedShard, LoadedShards
@@ -38,10 +40,12 @@ class RingPart:
 
     ring: Ring
     draft: Shard | None
-    """The draft model, if this node drives the ring."""
+    """The draft model or MTP layer, if this node drives the ring; None also if it could not be loaded."""
     report: StageReport
     role: Driver | Worker | None = None
     """None until its layers are loaded, and once the ring is left."""
+    lacks: str = ""
+    """Why the draft model or MTP layer could not be loaded."""
 
     @property
     def shard(self) -> Shard:
@@ -78,7 +82,7 @@ class Roles:
         draft: LoadedShard | None,
         on_ended: Callable[[PippinError, int], None],
     ) -> Driver | Worker:
-        """`on_ended`: see Driver. `draft`: the draft model."""
+        """`on_ended`: see Driver. `draft`: the draft model or MTP layer."""
         ring, me = part.ring, self._agent.info.id
         open_link = partial(self._open_link, ring.after(me))
         # Another ring may use the same layers at the same time, so this one has caches of its own.
@@ -86,20 +90,24 @@ class Roles:
         if ring.driver != me:
             is_last = ring.after(me) == ring.driver
             return Worker(ring, self._compute, runner, open_link, on_ended, is_last=is_last, stored=self._stored)
-        guesses = self._options.guesses
-        model = DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft and guesses else None
         is_wire_slow = partial(self._is_wire_slow, part, loaded.stage.weight_bytes)
+        guessing = Guessing(None, is_wire_slow, partial(self._family, part), self._memory, failure=part.lacks)
+        if draft and self._options.guesses:
+            try:
+                guessing.source = _source(draft, loaded.stage, runner.plan.vocabulary)
+            except PippinError as error:
+                guessing.failure = str(error)
         limits = limits_of(ring, self._options, part.shard, loaded)
         limits = replace(limits, stored=ring.version if self._stored else None)
         driver = Driver(
             ring,
-            Scheduler(limits, runner.plan, self._numbers, len(ring.nodes), guesses=guesses),
+            Scheduler(limits, runner.plan, self._numbers, len(ring.nodes), guesses=self._options.guesses),
             self._compute,
             runner,
             open_link if len(ring.nodes) > 1 else None,
             on_ended,
             leftover=loaded.leftover_tokens,
-            guessing=Guessing(model, is_wire_slow, partial(self._family, part), self._memory),
+            guessing=guessing,
             stored=self._stored,
         )
         loaded.leftover_tokens = {}
@@ -132,3 +140,9 @@ class Roles:
         if not speed or len(nodes) < len(part.ring.nodes):
             return False
         return is_slow_wire(nodes, 1e3 * weight_bytes / speed.bytes_per_s)
+
+
+def _source(loaded: LoadedShard, driver: Stage, vocabulary: int) -> Source:
+    """Raises ModelUnsupported for an MTP layer of another family."""
+    stage = loaded.stage.sibling()
+    return MtpGuesser(stage, driver) if loaded.is_mtp else DraftModel(stage, vocabulary)

@@ -135,17 +135,22 @@ class Scheduler:
         rows = tuple(lane.rows)
         return Step(lane.number, (), rows, (tuple(tokens),), samples=True, unverified=unverified, padding=padding)
 
-    def to_draft(self, context: int) -> tuple[Session, list[int]] | None:
+    def leads(self, slot: Slot) -> bool:
+        """Whether it is the oldest one: a draft model, or an MTP layer, follows one session at a time."""
+        others = (each for lane in self.admission.lanes for each in lane.slots())
+        return not slot.gone and all(slot.lane <= other.lane for other in others)
+
+    def to_draft(self, context: int, beyond: int) -> tuple[Session, list[int]] | None:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
-        such session, or the ring has no place for guesses. `context`: most tokens that the draft model can follow.
+        such session, or the ring has no place for guesses. `context`, `beyond`: see Source in node.ring.guessing.
         """
         places = self.flight.places
         if places < 1 or self.admission.waiting or self.admission.prefills:
             return None
         # The oldest session first, as the draft model follows one at a time.
         for lane, slot in sorted(self._guessing(), key=lambda pair: pair[1].lane):
-            # One step more than there are places: the job that finds the first guess right begins the last one.
-            most = (places + 1) * self._family.costs[-1][0]
+            # `beyond` is one where the job that finds the first guess right is to begin one more step than there are places.
+            most = (places + beyond) * self._family.costs[-1][0]
             guessed = slot.session.guesses_to_draft_after(self.flight.guesses(lane.number), most)
             if guessed is not None and len(slot.session.tokens) + len(guessed) < context:
                 return slot.session, guessed

@@ -160,7 +160,7 @@ def _check_layers(message: control_pb2.Shard | control_pb2.StageSpec) -> None:
 
 def _check_spec(spec: control_pb2.ModelSpec) -> None:
     """Check a model's description, which the head uses to compute placements."""
-    if spec.draft.HasField("draft"):
+    if any(each.HasField(field) for each in (spec.draft, spec.mtp) for field in ("draft", "mtp")):
         raise Incompatible(f"A peer's description of the model {spec.model!r:.60} has a draft with a draft.")
     layers, cuts = len(spec.layer_bytes), list(spec.cuts)
     ascending = cuts == sorted(set(cuts)) and all(0 < cut < layers for cut in cuts)
@@ -179,7 +179,9 @@ def _check_ring(ring: control_pb2.Ring) -> None:
 
 def _check_placement(placement: control_pb2.Placement) -> None:
     stages = sum(len(ring.stages) for ring in placement.rings)
-    layers = sum(len(spec.layer_bytes) + len(spec.draft.layer_bytes) for spec in placement.specs)
+    layers = sum(
+        len(spec.layer_bytes) + len(spec.draft.layer_bytes) + len(spec.mtp.layer_bytes) for spec in placement.specs
+    )
     if stages > MAX_STAGES or layers > MAX_LAYERS:
         raise Incompatible(
             f"A peer's Placement has {stages:,} stages and {layers:,} layers; the maxima are {MAX_STAGES:,} and {MAX_LAYERS:,}."

@@ -41,10 +41,10 @@ class Specs:
             return ModelSpec(ModelVersion(model), (SMALL // 16, SMALL // 16), 1, (KvCost(1), KvCost(1)), (1,), 1000)
         raise ModelNotFound(f"There is no {model}.")
 
-    async def find_draft(self, draft, model):
+    async def with_draft(self, draft, model):
         if draft == "other/tokens":
             raise ModelUnsupported(f"{draft} can't be the draft of {model.id}.")
-        return await self.find(draft)
+        return replace(model, draft=await self.find(draft))
 
 
 def head_and(specs, drafts=(), context=None) -> tuple[Head, Agent]:

@@ -14,6 +14,7 @@ from node.engine.draft import DraftFailed
 from node.engine.mtp import FAMILIES
 from node.engine.mtp_guesser import MtpGuesser
 from node.engine.sampling import Draw, History
+from node.engine.tensor_codec import pack
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Ring, load, prompt
 from tests.engine.mtp_models import NAMES, mtp_model
@@ -36,7 +37,7 @@ def test_it_computes_what_the_papers_say(name: str, raw: bool) -> None:
     before = driver.hidden(result) if reference.takes_normed else result[0]
     guesser = MtpGuesser(layer, driver)
     expected = reference.hidden(guesser._shared[0](tokens[:, 1:]), before[:, :-1])
-    guesser.observe(tokens[0].tolist(), 12, result)
+    guesser.observe(tokens[0].tolist(), 12, pack(result))
     guesser._make_entries(tokens[0].tolist())
     assert mx.allclose(layer.hidden(guesser._output), expected[:, -1:], atol=2e-4, rtol=2e-4)
     token = guesser.guess(tokens[0].tolist(), 12, GREEDY)
@@ -64,7 +65,7 @@ class Session:
 
     def show(self, guesser: MtpGuesser, begin: int, *ends: int) -> None:
         for end in ends:
-            guesser.observe(self.tokens[: end + 1], end, self.result(begin, end))
+            guesser.observe(self.tokens[: end + 1], end, pack(self.result(begin, end)))
             begin = end
 
     def guess(self, guesser: MtpGuesser, verified: int, *guessed: int) -> int | None:
@@ -128,7 +129,7 @@ def test_another_session_keeps_what_both_begin_with() -> None:
 def test_an_error_is_told_at_the_next_guess() -> None:
     one = session("llama")
     guesser = one.guesser(39)
-    guesser.observe(one.tokens, 40, (mx.zeros((1, 2, 3)),))
+    guesser.observe(one.tokens, 40, pack([mx.zeros((1, 2, 3))]))
     with pytest.raises(DraftFailed, match="The MTP layer failed"):
         one.guess(guesser, 41)
     assert guesser.kv_bytes == 0

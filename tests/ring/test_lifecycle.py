@@ -429,7 +429,7 @@ async def test_a_released_model_takes_its_draft_model_with_it(world: World) -> N
     assert not world.rings._shards._loaded
 
 
-async def test_a_ring_waits_for_its_draft_model_and_fails_with_it(world: World) -> None:
+async def test_a_ring_waits_for_its_draft_model_and_serves_without_one_that_can_not_be_loaded(world: World) -> None:
     draft = Shard(ModelVersion("small"), 0, 4)
 
     async def fetch(shard: Shard, *_: Any) -> Any:
@@ -442,11 +442,13 @@ async def test_a_ring_waits_for_its_draft_model_and_fails_with_it(world: World) 
     world.place(replace(ring("one", FIRST), draft=draft))
     await world.until(StageState.FETCHING)
     world.go_on.set()
-    await world.until(StageState.FAILED)
-    (report,) = world.rings.reports()
-    assert report.error == "peer_unavailable: The hub is not reached."
+    await world.ready("one")
+    (issue,) = world.rings.issues()
+    assert issue.code == "no-guesses"
+    assert issue.text.endswith("The hub is not reached.")
     world.place(ring("two", FIRST))
     await world.ready("two")
+    assert world.rings.issues() == ()
 
 
 async def test_a_load_that_fails_again_is_logged_when_its_error_changes(

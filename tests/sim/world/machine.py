@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from node.cluster.agent import Agent
@@ -151,9 +151,9 @@ class FakeSpecs:
 
     local = find
 
-    async def find_draft(self, draft: str, _model: ModelSpec) -> ModelSpec:
+    async def with_draft(self, draft: str, model: ModelSpec) -> ModelSpec:
         await self.find(draft)
-        return DRAFT
+        return replace(model, draft=DRAFT)
 
 
 class Process:

@@ -447,6 +447,9 @@ class FakeDraft:
 
     kv_bytes = 0
     max_context = DRAFT.max_context
+    observes = False
+    beyond = 1
+    is_catching_up = True
 
     def __init__(self, stage: FakeStage, _vocabulary: int) -> None:
         self._world = stage.process.world
