@@ -108,7 +108,7 @@ class Options:
     drafts: tuple[tuple[str, str], ...] = _models(
         "--draft [MODEL=]ID",
         values.draft,
-        "small model that guesses tokens of MODEL, or of each --model, where it is spread over nodes; repeatable",
+        "small model, or checkpoint with the MTP layer, that guesses tokens of MODEL, or of each --model, where it is spread over nodes; repeatable",
     )
     """Models, and the draft model of each."""
     aliases: tuple[tuple[str, str], ...] = _models(
