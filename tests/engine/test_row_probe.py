@@ -1,5 +1,8 @@
 """Which numbers of tokens have equal bits, found by trying."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from mlx import nn
 
 from node.core.frames import Open
 from node.engine import row_probe
+from node.engine.device import tuned_blas
 from node.engine.ghosts import find_layers
 from node.engine.row_probe import equal_rows
 from node.engine.stage import Stage
@@ -148,3 +152,26 @@ def test_the_kernels_of_this_machine(bits, dtype, kv_bits, tmp_path: Path):
     groups = probe(load(shared_model(config, bits=bits, dtype=dtype), 0, 4, kv_bits))
     known = {ALL, ((1,), (2, 3, 4, 5))}  # the wheel's BLAS, and BLIS in float32
     assert groups in known
+
+
+PROBE = """
+import sys
+from pathlib import Path
+from tests.engine.models import load
+from tests.engine.test_row_probe import probe
+print(probe(load(Path(sys.argv[1]), 0, 4)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("blis" not in tuned_blas(), reason="needs libblis4-pthread")
+@pytest.mark.parametrize(("bits", "dtype"), [(0, mx.float32), (4, mx.float32), (0, mx.bfloat16)])
+def test_another_library_has_other_groups(bits, dtype):
+    """As with Metal's kernels on later chips, one row of float32 takes another kernel with BLIS."""
+    config = LONG | {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512}
+    directory = shared_model(config, bits=bits, dtype=dtype)
+    preloaded = {**os.environ, "LD_PRELOAD": tuned_blas(), "BLIS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PROBE, str(directory)]
+    done = subprocess.run(command, env=preloaded, capture_output=True, text=True, check=True)
+    # MLX computes bfloat16 by itself.
+    assert done.stdout.strip() == str(ALL if dtype == mx.bfloat16 else ((1,), (2, 3, 4, 5)))

@@ -104,3 +104,8 @@ def test_event(logprob: float | None, finish: str | None) -> None:
 def test_an_end_that_there_is_not() -> None:
     with pytest.raises(Incompatible, match="sent the finish 'tired'"):
         from_message(serving_pb2.TokenEvent(finish="tired"), TokenEvent)
+
+
+def test_a_node_of_the_protocol_before_tells_no_families() -> None:
+    told = control_pb2.StageReport(ring="r", state="ready", shard=control_pb2.Shard(start=0, end=2))
+    assert from_message(told, reports.StageReport).families == ()
