@@ -268,3 +268,20 @@ def test_a_stage_refuses_a_guess_of_several_tokens_that_it_cannot_trim() -> None
     stage.lanes.apply(Open(1))
     with pytest.raises(PippinError, match="A guess of a mamba2 model has one token, not 3"):
         stage.run(1, prompt(3), unverified=2)
+
+
+@pytest.mark.parametrize("name", each([name for name in PLAIN if make_plan(CONFIGURATIONS[name]).batchable]))
+def test_a_session_that_is_alone_again_has_the_same_bits(name: str) -> None:
+    """It had its lane with another one, from their first token on, so its caches are those of a batch."""
+    ring = stages(name, 1)
+    short = replace(asked(SEEDED), prompt=asked(SEEDED).prompt[::-1], max_tokens=4)
+
+    def answer(prediction: tuple[int, ...], *, guesses: bool) -> list[TokenEvent]:
+        played = Played(ring, FOURS, guesses=guesses)
+        events, _ = played.answers([Session(replace(asked(GREEDY), prediction=prediction)), Session(short)])
+        assert {*played.tokens} == {1, 4}
+        return told(events)
+
+    plain = answer((), guesses=False)
+    for every in EVERY:
+        assert answer(predicted(plain, every), guesses=True) == plain
