@@ -88,7 +88,7 @@ def test_a_death_with_guesses_in_flight_changes_nothing(cluster: Cluster) -> Non
         with gateway.stream(**GREEDY, **predicted(text.replace("4", "3"))) as events:
             for count, _ in enumerate(events):
                 if count == 60:
-                    assert right_guesses(nodes) > before
+                    assert right_guesses(nodes) not in (0, before), "a ring counts from its beginning"
                     killed.kill()
             assert events.text == text
         nodes = [node for node in nodes if node is not killed] + cluster.start(1, "--model", MODEL, "--stages", "2")
