@@ -3,6 +3,7 @@
 
     scripts/make_model.py --preset 25m --out /tmp/25m
     scripts/make_model.py --preset qwen3-0.6b --out /tmp/qwen --dtype bf16 --quantize 4 --shards 3
+    scripts/make_model.py --preset 25m --out /tmp/25m-mtp --mtp 0.8    # with an MTP layer that is right for 80 % of the tokens
 
 The tokenizer is that of the built-in model. If the real vocabulary is larger, generated words fill it, because random
 weights sample any token and each needs a text.
@@ -21,6 +22,7 @@ from mlx_lm.utils import _get_classes, get_total_parameters, quantize_model, sav
 
 DEMO = Path(__file__).resolve().parent.parent / "node" / "builtin" / "pippin-demo"
 TOKENIZER_FILES = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+MTP_FILE = "mtp.safetensors"
 DTYPES = {"f32": mx.float32, "bf16": mx.bfloat16, "f16": mx.float16}
 Config = dict[str, Any]
 
@@ -88,6 +90,48 @@ def build(config: Config, dtype: mx.Dtype, seed: int) -> Module:
     return model
 
 
+def build_foretold(config: Config, dtype: mx.Dtype, seed: int, right: float) -> tuple[Module, dict[str, mx.array]]:
+    """Build a Llama whose next token depends on the last one alone, and its MTP layer, which knows it for the share `right` of
+    the tokens. Their layers add nothing, but take the time of others.
+
+    The tokens follow each other in one cycle: the row of the LM head for a token is the embedding of the one before it. The first
+    number of an embedding marks the tokens after which the MTP layer is wrong; the LM head does not read it.
+    """
+    model = build(config, dtype, seed)
+    vocab, width = config["vocab_size"], config["hidden_size"]
+    weights = weights_of(model)
+    for name, value in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] = mx.zeros_like(value)
+    embedding = mx.random.normal((vocab, width))
+    embedding = embedding / mx.linalg.norm(embedding, axis=1, keepdims=True)
+    after = mx.random.permutation(vocab)  # the order of the cycle
+    plain = embedding * (mx.arange(width) > 0)
+    head = mx.zeros_like(plain)
+    head[mx.roll(after, -1)] = plain[after]
+    embedding[:, 0] = mx.where(mx.random.uniform(shape=(vocab,)) < right, 0.0, 1.0)
+    weights |= {"model.embed_tokens.weight": embedding.astype(dtype), "lm_head.weight": 30 * head.astype(dtype)}
+    model.load_weights(list(weights.items()))
+    layer = {name.partition("layers.0.")[2]: value for name, value in weights.items() if "layers.0." in name}
+    fc = mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1)
+    fc[:, 0] = 4 * head[0]
+    ones = mx.ones((width,), dtype)
+    norms = {f"mtp.{name}.weight": ones for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    return model, {f"mtp.layers.0.{name}": value for name, value in layer.items()} | norms | {
+        "mtp.fc.weight": fc.astype(dtype)
+    }
+
+
+def add_mtp(tensors: dict[str, mx.array], out: Path) -> None:
+    """Save the tensors of an MTP layer in a file of their own, which mlx-lm does not read, as its Llama takes none."""
+    mx.save_safetensors(str(out / MTP_FILE), tensors, metadata={"format": "mlx"})
+    path = out / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    places = {name: file for name, file in index["weight_map"].items() if file != MTP_FILE}
+    index["weight_map"] = dict(sorted({**places, **dict.fromkeys(tensors, MTP_FILE)}.items()))
+    path.write_text(json.dumps(index, indent=2) + "\n")
+
+
 def weights_of(model: Module) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))  # type: ignore[no-untyped-call]
 
@@ -139,6 +183,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--dtype", choices=DTYPES, default="f32")
     parser.add_argument("--quantize", type=int, choices=(4, 8), help="bits per weight")
+    parser.add_argument(
+        "--mtp", type=float, metavar="SHARE", help="add an MTP layer that is right so often; a Llama, not quantized"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shards", type=int, default=1, help="number of weight files")
     return parser.parse_args()
@@ -151,12 +198,18 @@ def main() -> None:
     config["torch_dtype"] = str(dtype).removeprefix("mlx.core.")
     args.out.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(config, args.out)
-    model = build(config, dtype, args.seed)
+    if args.mtp is None:
+        model = build(config, dtype, args.seed)
+    else:
+        config["tie_word_embeddings"] = False
+        model, mtp = build_foretold(config, dtype, args.seed, args.mtp)
     parameters = get_total_parameters(model)
     if args.quantize:
         group = 32 if args.preset.startswith("tiny") else 64
         model, config = quantize_model(model, config, group_size=group, bits=args.quantize)
     save_weights(model, args.out, args.shards)
+    if args.mtp is not None:
+        add_mtp(mtp, args.out)
     save_config(config, args.out / "config.json")
     size = sum(file.stat().st_size for file in args.out.glob("*.safetensors"))
     kind = f"{args.quantize} bits" if args.quantize else args.dtype

@@ -29,7 +29,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 from demo_corpus import Dialog, dialogs
-from make_model import save_weights, weights_of
+from make_model import add_mtp, save_weights, weights_of
 from mlx import optimizers as optim
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
@@ -49,7 +49,6 @@ PAD, BOS, END, SYSTEM, USER, ASSISTANT, TOOL = range(len(CONTROL_TOKENS))
 TOOL_CALL_TOKENS = ["<tool_call>", "</tool_call>"]
 VOCAB_SIZE = 2048
 SHARDS = 3
-MTP_FILE = "mtp.safetensors"
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -305,18 +304,7 @@ def train_mtp(model: Model, samples: list[np.ndarray], args: argparse.Namespace)
                 flush=True,
             )
         if step % args.save_every == 0 or step == args.steps:
-            save_mtp(layer, args.out)
-
-
-def save_mtp(layer: Module, out: Path) -> None:
-    """Into a file of its own, which mlx-lm does not read: it takes no tensors that its Llama lacks."""
-    held = {f"mtp.{name}": value for name, value in weights_of(layer).items()}
-    mx.save_safetensors(str(out / MTP_FILE), held, metadata={"format": "mlx"})
-    path = out / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    places = {name: file for name, file in index["weight_map"].items() if file != MTP_FILE}
-    index["weight_map"] = dict(sorted({**places, **dict.fromkeys(held, MTP_FILE)}.items()))
-    path.write_text(json.dumps(index, indent=2) + "\n")
+            add_mtp({f"mtp.{name}": value for name, value in weights_of(layer).items()}, args.out)
 
 
 def save_small_files(tokenizer: PreTrainedTokenizerFast, model_config: dict[str, Any], out: Path) -> None:

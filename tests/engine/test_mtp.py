@@ -1,22 +1,26 @@
 """The layer for multi-token prediction: its arithmetic is that of the papers, for each family and format of checkpoints."""
 
+import json
 import random
 import shutil
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from node.core.errors import ModelBroken
 from node.core.frames import Open
 from node.core.generation import Sampling
 from node.engine.draft import DraftFailed
-from node.engine.mtp import FAMILIES
+from node.engine.mtp import FAMILIES, find_mtp
 from node.engine.mtp_guesser import MtpGuesser
 from node.engine.sampling import Draw, History
 from node.engine.tensor_codec import pack
+from node.model.config import read_config
+from node.model.layouts import Layout
 from tests.engine.configurations import CONFIGURATIONS
-from tests.engine.models import Ring, load, prompt
+from tests.engine.models import Ring, load, prompt, same
 from tests.engine.mtp_models import NAMES, mtp_model
 
 GREEDY = Draw(Sampling(temperature=0), 0, History(), lambda _: False)
@@ -133,6 +137,27 @@ def test_an_error_is_told_at_the_next_guess() -> None:
     with pytest.raises(DraftFailed, match="The MTP layer failed"):
         one.guess(guesser, 41)
     assert guesser.kv_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_a_folder_may_hold_nothing_but_the_layer(tmp_path: Path, name: str) -> None:
+    directory, _ = mtp_model(name, raw=False)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["num_experts"] = 4 if name.endswith("moe") else 0
+    (alone / "config.json").write_text(json.dumps(config | {"model_type": "qwen3_5_mtp"}))
+    held = dict(mx.load(str(directory / "model-mtp.safetensors")))
+    mx.save_safetensors(
+        str(alone / "model.safetensors"), {key.removeprefix("mtp."): value for key, value in held.items()}
+    )
+    mtp = find_mtp(read_config(alone), Layout(alone).weights.tensors)
+    assert mtp is not None
+    assert mtp.is_alone
+    assert (mtp.layers, mtp.config["model_type"]) == (4, name)
+    one, other = (tree_flatten(load(each, 4, 5).model.parameters()) for each in (directory, alone))
+    assert [key for key, _ in one] == [key for key, _ in other]
+    assert all(same(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("name", ["llama", "glm4_moe", "qwen3_5_moe"])

@@ -11,7 +11,7 @@ from node.model import layouts as node_layouts
 from node.model.file_names import DESCRIPTION, INDEX
 from node.model.json_parser import JsonParser
 from node.model.layouts import Layout, Layouts, read_header
-from node.model.weights import Weights, is_foreign, layer_of, layers_by_file
+from node.model.weights import Weights, files_for, is_foreign, layer_of, layers_by_file
 from tests.model.conftest import LAYER_BYTES
 
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
@@ -58,6 +58,15 @@ def test_foreign(tensor):
 @pytest.mark.parametrize("tensor", ["lm_head.weight", "model.norm.weight", "model.layers.3.audio_gate.weight"])
 def test_not_foreign(tensor):
     assert not is_foreign(tensor)
+
+
+def test_the_files_of_a_layer_for_multi_token_prediction():
+    own = {"model.layers.0.w": "a", "model.layers.1.w": "b", "model.norm.weight": "b"}
+    assert files_for(own | {"model.layers.2.eh_proj.weight": "c"}, 2, 3, ends=False) == {"c"}
+    assert files_for(own | {"mtp.fc.weight": "c", "mtp.layers.0.w": "d"}, 2, 3, ends=False) == {"c", "d"}
+    assert files_for(own | {"model.mtp_layers.0.w": "c"}, 2, 3, ends=False) == {"c"}
+    assert files_for({"fc.weight": "a", "layers.0.w": "a"}, 2, 3, ends=False) == {"a"}
+    assert files_for(own | {"mtp.fc.weight": "c"}, 0, 2, ends=True) == {"a", "b"}
 
 
 def test_bytes_and_files(tmp_path, make_model):

@@ -19,9 +19,10 @@ BUILTIN = ROOT / "node" / "builtin" / MODEL
 
 
 def deepen(model: Path, layers: int = 16) -> None:
-    """Add layers that change nothing, as they add zeros: a draft model has to be quicker than its model."""
+    """Add layers that change nothing, as they add zeros: a draft model has to be quicker than its model. The MTP layer goes."""
     config = json.loads((model / "config.json").read_text())
     tensors = {name: tensor for file in model.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
     for name, tensor in list(tensors.items()):
         if name.startswith("model.layers.0."):
             adds = name.endswith(("o_proj.weight", "down_proj.weight"))

@@ -153,6 +153,23 @@ def test_the_driver_of_several_stages_has_the_draft_model_too():
     assert only([spec], [node("a", 64 * GB)]).draft is None
 
 
+def test_the_driver_of_several_stages_has_the_mtp_layer_too():
+    plain = model()
+    layer = ModelSpec(plain.version, (30 * MB,), 20 * MB, (KvCost(4096),), (), 8192)
+    spec = dataclasses.replace(plain, mtp=layer)
+    one, other = (Footprint(each, 8192, 1) for each in (plain, spec))
+    assert other.whole == one.whole
+    assert other.stage(16, 32, driver=False) == one.stage(16, 32, driver=False)
+    more = other.stage(0, 16, driver=True) - one.stage(0, 16, driver=True)
+    assert more == Footprint(layer, 8192, 1).whole > 50 * MB + 8192 * 4096
+    work = other.work(0, 16, driver=True) - one.work(0, 16, driver=True)
+    assert work == 50 * MB + plain.head_bytes, "the model's own LM head makes the guess"
+    nodes = [node("a", 6 * GB), node("b", 6 * GB)]
+    ring = only([spec], nodes, contexts=[8192], max_sessions=[1])
+    assert ring.draft == Shard(plain.version, 32, 33)
+    assert only([dataclasses.replace(spec, draft=DRAFT)], nodes).draft == Shard(DRAFT.version, 0, 4)
+
+
 def test_a_driver_with_a_draft_model_gets_fewer_layers():
     """By the bytes that it reads for a guess: here those of four layers."""
     draft = dataclasses.replace(DRAFT, layer_bytes=(200 * MB,) * 4)
