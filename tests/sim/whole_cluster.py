@@ -19,6 +19,7 @@ from unittest import mock
 
 from node.cluster.commands import APPLIED_S
 from tests.sim.world.cluster import ToTimeline, World
+from tests.sim.world.disk import BLOCK
 from tests.sim.world.loop import Violation
 from tests.sim.world.machine import Machine, Process
 from tests.sim.world.model import MB, FakeDraft, FakeRunner, fake_load, fake_measure
@@ -34,6 +35,8 @@ PATCHES = {
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
     "node.ring.admission.LONG_PREFIX": 20,
     "node.ring.sharing.WORTH_SHARING": 16,
+    **dict.fromkeys(("node.kv.blocks.BLOCK", "node.ring.restoring.BLOCK", "node.ring.stored_kv.BLOCK"), BLOCK),
+    **dict.fromkeys(("node.ring.admission.MIN_STORED", "node.ring.restoring.MIN_STORED"), 2 * BLOCK),
     "node.ring.limits.prefill_chunk": lambda *_: 16,
     "node.cluster.probes.interface_towards": lambda *_: None,
 }
@@ -49,6 +52,7 @@ class Story:
     drafted: int = 0
     unloads: int = 0
     frames: int = 0
+    restored: int = 0
 
 
 @contextlib.contextmanager
@@ -90,6 +94,7 @@ def simulate(seed: int, *, loud: bool = False) -> Story:
             world.drafted,
             world.unloads,
             world.frames,
+            world.restored,
         )
 
 
@@ -319,8 +324,17 @@ def main() -> None:
         except AssertionError as error:
             sys.exit(f"seed {seed}: {error}\nreplay: python -m tests.sim.whole_cluster {seed}")
     totals = [sum(each) for each in zip(*(astuple(story)[1:] for story in stories), strict=True)]
-    told = "{} requests, {} errors, {} lost with their gateway, {} steps, {} tokens drafted, {} unloads, {} frames"
-    print(told.format(*totals))  # noqa: T201
+    names = (
+        "requests",
+        "errors",
+        "lost with their gateway",
+        "steps",
+        "tokens drafted",
+        "unloads",
+        "frames",
+        "keys from disks",
+    )
+    print(", ".join(f"{total} {name}" for total, name in zip(totals, names, strict=True)))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -66,6 +66,9 @@ class World:
         self.has_draft = self.of_drafts.random() < 0.3
         self.draft_rate = self.of_drafts.choice([0.0, 0.5, 0.9])
         """Of tokens that the draft model guesses rightly."""
+        self.of_disks = random.Random(f"disks {seed}")
+        self.restored = 0
+        """Number of positions that stages have taken from disks."""
         self.drafted = 0
         """Number of tokens that draft models have drawn."""
         self.groups = random.Random(f"rows {seed}").choice([((1, 2, 3, 4, 5),), ((1,), (2, 3, 4)), ((1,), (2,))])

@@ -23,10 +23,13 @@ from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport
 from node.core.rings import Ring
 from node.gateway.router import Router
+from node.kv.exchange import Exchange
 from node.members.address_book import AddressBook
 from node.model.weights import Weights
 from node.ring.lifecycle import Rings
 from node.ring.limits import RingOptions
+from node.ring.stored_kv import StoredKv
+from tests.sim.world.disk import DiskPool, DiskStore
 from tests.sim.world.loop import ProcessLoop
 from tests.sim.world.model import DRAFT, MODEL, SPEC, FakeCompute
 from tests.sim.world.network import PORT, Pipe, SimClient
@@ -80,6 +83,8 @@ class Machine:
         self.powered = True
         self.term = 0
         self.disk_is_full = False
+        self.kv: dict[str, dict[tuple[int, int], bytes]] = {}
+        """Blocks of KV on its disk: by name and caches."""
         self.incarnation = 0
         self.process: Process | None = None
 
@@ -188,6 +193,9 @@ class Process:
         self.book = AddressBook(self.name, client, (), anywhere=True)
         self.agent = Agent(self.info, self.machine.term, self.book, self._report, self._save_term)
         self.heartbeats = Heartbeats(self.agent, client)
+        pool: Any = DiskPool(self.world)
+        store: Any = DiskStore(self.machine)
+        self.kv = Exchange(store, pool, client, self.agent.others, self.agent.is_member)
         self.rings = Rings(
             self.agent,
             compute,
@@ -201,6 +209,7 @@ class Process:
                 step_timeout_s=60,
                 guesses=self.world.guesses,
             ),
+            StoredKv(self.kv, compute, pool),
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         allowlist = Allowlist(self.agent, ())

@@ -22,6 +22,7 @@ from node.engine.draft import DraftFailed
 from node.engine.sampling import Draw, Sampled
 from node.engine.speed import Measured
 from node.engine.verdict import Following, StepFailed, Verdict
+from tests.sim.world.disk import BLOCK, as_keys, as_tensor
 
 if TYPE_CHECKING:
     from node.engine.faults import Faults
@@ -303,6 +304,8 @@ class FakeRunner:
 
     def __init__(self, stage: FakeStage, directory: Any, _faults: Faults) -> None:
         self._stage = stage
+        self.blocks_of = range(stage.start, stage.end) if stage.process.world.trimmable else range(0)
+        self.block_bytes = 1 << 20
         self._seen = -1
         """The number of the last frame."""
         self.plan = SimpleNamespace(
@@ -330,6 +333,21 @@ class FakeRunner:
 
     def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
         return self._stage.inherit(held)
+
+    def block(self, prefix: int, index: int) -> Any:
+        row = self._stage.prefixes.get(prefix) or self._stage.leftover.rows.get(prefix)
+        begin = index * BLOCK
+        if not row or len(row[0]) < begin + BLOCK:
+            return None
+        pairs = zip(self.blocks_of, row, strict=True)
+        return {layer: {"0.keys": as_tensor(keys[begin : begin + BLOCK])} for layer, keys in pairs}
+
+    def restore(self, prefix: int, blocks: Sequence[Any]) -> Generator[float, None, int]:
+        yield 0.0
+        row = [[key for block in blocks for key in as_keys(block[layer]["0.keys"])] for layer in self.blocks_of]
+        self._stage.process.world.restored += sum(map(len, row))
+        self._stage.prefixes[prefix] = row
+        return len(blocks)
 
     # --- the driver ---
 

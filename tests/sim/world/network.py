@@ -19,7 +19,7 @@ from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, as_pippi
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.nodes import Address, Caller
-from node.rpc.client import DECIDE_TIMEOUT_S
+from node.rpc.client import DECIDE_TIMEOUT_S, FIND_TIMEOUT_S
 
 if TYPE_CHECKING:
     from tests.sim.world.loop import Timeline
@@ -236,6 +236,21 @@ class SimClient:
 
     async def release(self, peer: Address, model: str) -> None:
         await self._call(peer, lambda process: process.control.release(model, self.caller), 10.0)
+
+    async def find_kv(self, peer: Address, chain: bytes) -> list[tuple[int, int, int]]:
+        async def handle(process: Process) -> list[tuple[int, int, int]]:
+            return process.kv.find(chain, self.caller)
+
+        found: list[tuple[int, int, int]] = await self._call(peer, handle, FIND_TIMEOUT_S)
+        return found
+
+    async def read_kv(self, peer: Address, chain: bytes, caches: range, _most: int) -> AsyncGenerator[bytes, None]:
+        async def handle(process: Process) -> list[bytes]:
+            async with aclosing(process.kv.read(chain, caches, self.caller)) as blocks:
+                return [b"".join(block) async for block in blocks]
+
+        for block in await self._call(peer, handle, 30.0):
+            yield block
 
     async def _call(
         self, peer: Address, handle: Callable[[Process], Coroutine[Any, Any, Any]], timeout_s: float

@@ -1,0 +1,97 @@
+"""KV on disks: a chat goes on with it after all processes were killed, and with its layers on other nodes."""
+
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+
+from node.core.generation import GenerateRequest
+from tests.sim.whole_cluster import simulated
+from tests.sim.world import disk
+from tests.sim.world.cluster import World
+from tests.sim.world.disk import BLOCK
+from tests.sim.world.machine import Ask
+from tests.sim.world.model import LAYERS, MB, answer
+
+ANSWER = 40
+
+
+def begun(*, machines: int, stages: int) -> World:
+    world = World(6, machines)
+    world.trimmable, world.has_draft, world.guesses, world.groups, world.min_stages = True, False, False, (), stages
+    for machine in world.machines.values():
+        machine.usable = 700 * MB
+        machine.start()
+    return world
+
+
+def ask(world: World, prompt: tuple[int, ...]) -> Ask:
+    """Have a prompt answered by the first machine that runs."""
+    world.run(8.0)
+    request = GenerateRequest(f"r{len(world.asks)}", "exact", prompt, max_tokens=ANSWER)
+    asked = Ask(world.processes()[0], request, answer(request))
+    world.asks.append(asked)
+    asked.gateway.loop.call_soon(asked.gateway.serve, asked)
+    assert world.until(lambda: asked.finished, 60.0), asked
+    world.run(2.0)  # the KV is written
+    return asked
+
+
+def turns(world: World, between: Callable[[], None]) -> float:
+    """Two turns of a chat. Returns the tokens that the second one computed, apart from its answer."""
+    first = ask(world, tuple(range(100, 200)))
+    between()
+    before = world.computed
+    ask(world, (*first.request.prompt, *first.tokens, 7, 8, 9))
+    assert not world.timeline.violations
+    return (world.computed - before) / world.min_stages - ANSWER
+
+
+def kill_all(world: World) -> None:
+    for machine in world.machines.values():
+        machine.kill()
+    for machine in world.machines.values():
+        machine.start()
+
+
+def test_all_processes_are_killed():
+    world = begun(machines=2, stages=2)
+    with simulated(world), mock.patch.object(disk, "DAMAGE", 0.0):
+        assert turns(world, lambda: kill_all(world)) < 3 + 2 * BLOCK
+        assert world.restored
+
+
+@pytest.mark.parametrize("stages", [1, 3, 4])
+def test_the_layers_are_on_other_nodes(stages: int):
+    """What a node lacks it gets from the one that computed it."""
+    world = begun(machines=4, stages=2)
+
+    def cut_anew() -> None:
+        world.min_stages = stages
+        kill_all(world)
+
+    with simulated(world), mock.patch.object(disk, "DAMAGE", 0.0):
+        assert turns(world, cut_anew) < 3 + 2 * BLOCK
+        assert world.restored >= LAYERS * 100
+
+
+def test_what_is_damaged_is_computed():
+    world = begun(machines=2, stages=2)
+    with simulated(world), mock.patch.object(disk, "DAMAGE", 1.0):
+        assert turns(world, lambda: kill_all(world)) > 100
+        assert not world.restored
+
+
+def test_a_full_disk_keeps_nothing_and_answers():
+    world = begun(machines=2, stages=2)
+    with simulated(world):
+        for machine in world.machines.values():
+            world.timeline.after(5.0, lambda machine=machine: setattr(machine, "disk_is_full", True))
+
+        def free() -> None:
+            assert not any(machine.kv for machine in world.machines.values())
+            for machine in world.machines.values():
+                machine.disk_is_full = False
+            kill_all(world)
+
+        assert turns(world, free) > 100

@@ -1,0 +1,81 @@
+"""The part of a simulated machine's disk that has KV, and the threads that read and write it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from node.core.frames import Tensor
+from node.kv.blocks import Damaged, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from tests.sim.world.cluster import World
+    from tests.sim.world.machine import Machine
+
+BLOCK = 8
+"""Tokens of a block, in place of 256: the prompts of this world are short."""
+DAMAGE = 0.02
+"""Of the files that are read."""
+
+
+def as_tensor(keys: list[int]) -> Tensor:
+    """A layer's keys of the tokens of a block."""
+    return Tensor("uint32", (1, 1, BLOCK, 2), array("q", keys).tobytes())
+
+
+def as_keys(tensor: Tensor) -> list[int]:
+    return array("q", bytes(tensor.data)).tolist()
+
+
+class DiskPool:
+    """In place of node.core.pool.Pool: a job takes a moment."""
+
+    def __init__(self, world: World) -> None:
+        self._rng = world.of_disks
+
+    async def run(self, job: Callable[..., Any], *args: Any) -> Any:
+        await asyncio.sleep(self._rng.uniform(0.0005, 0.02))
+        return job(*args)
+
+
+class DiskStore:
+    """In place of node.kv.store.KvStore. Its blocks are the machine's, so they outlive the process; some are lost or damaged."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._files = machine.kv
+        self._rng = machine.world.of_disks
+
+    @property
+    def may_write(self) -> bool:
+        return not self._machine.disk_is_full
+
+    def parts(self, name: str) -> list[tuple[int, int]]:
+        return [(first, end) for first, end in self._files.get(name, {})]
+
+    def held(self, name: str, wanted: Collection[int]) -> set[int]:
+        return {cache for first, end in self.parts(name) for cache in range(first, end)} & set(wanted)
+
+    def read(self, name: str, wanted: Collection[int]) -> dict[int, dict[str, Tensor]]:
+        found: dict[int, dict[str, Tensor]] = {}
+        for span, data in list(self._files.get(name, {}).items()):
+            broken = bytearray(data)
+            if self._rng.random() < DAMAGE:
+                broken[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
+            try:
+                found |= decode(io.BytesIO(broken), name, set(wanted) - found.keys())
+            except Damaged:
+                self._files[name].pop(span, None)
+        return found
+
+    def write(self, _model: str, name: str, kv: Any) -> None:
+        if len(self._files) > 200:
+            self._files.pop(self._rng.choice(list(self._files)))
+        self._files.setdefault(name, {})[min(kv), max(kv) + 1] = b"".join(encode(name, kv))
+
+    def used(self, names: Iterable[str]) -> None:
+        pass
