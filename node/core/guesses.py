@@ -190,6 +190,8 @@ class Drafted:
         self.rate = Rate(DRAFT_RATE)
         self.silent = PATIENCE
         """Tokens that have come since the draft model drew one."""
+        self.depth = 0
+        """Guesses after which it drew that one."""
         self._tokens: list[int] = []
 
     def after(self, guessed: Sequence[int]) -> Guess | None:
@@ -206,7 +208,7 @@ class Drafted:
     def add(self, guessed: Sequence[int], token: int) -> None:
         """The draft model has drawn a token after these guesses at the next ones."""
         self._tokens = [*guessed, token]
-        self.silent = 0
+        self.silent, self.depth = 0, len(guessed)
 
 
 @dataclass(slots=True)
@@ -254,8 +256,8 @@ class Guesser:
         likely have a better one: a worse one in its place would leave it nothing to follow.
         """
         guess = self._best(guessed) if self._follow(tokens) else None
-        is_awaited = self._drafted.silent < PATIENCE and self._draft_is_better(guessed, guess)
-        return guess.token if guess and not is_awaited else None
+        draws = self._drafted.silent < PATIENCE and len(guessed) <= self._drafted.depth
+        return guess.token if guess and not (draws and self._draft_is_better(guessed, guess)) else None
 
     def rate(self, tokens: Sequence[int]) -> float:
         """How often guesses were right lately of the kind that tells the token after the prompt and the answer so far; 0 if
