@@ -124,6 +124,11 @@ class Agent:
         """Addresses of the other participating nodes."""
         return [address for report in self.alive() if (address := self.book.address_of(report.info.id))]
 
+    def with_kv(self) -> Sequence[Address]:
+        """Addresses of the other nodes that have KV on their disks."""
+        told = [report.info.id for report in self.alive() if report.kv_disk]
+        return [address for node in told if (address := self.book.address_of(node))]
+
     def is_member(self, caller: Caller) -> bool:
         """Whether a call comes from one of the participating nodes."""
         return any(self.book.is_from(report.info.id, caller) for report in self.alive())

@@ -68,7 +68,7 @@ class Models:
             self.trials,
         )
         store = KvStore(directory / "kv", options.kv_disk)
-        self.kv = Exchange(store, pools.offers, client, agent.others, agent.is_member)
+        self.kv = Exchange(store, pools.offers, client, agent.with_kv, agent.is_member)
         self.crashes = Crashes(directory)
         self.grammars = Grammars(sandboxes, options.grammar_timeout)
         self.preload: tuple[str, ...] = ()

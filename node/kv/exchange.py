@@ -7,16 +7,17 @@ knows its name, and so the text. Whoever sends one could as well compute a stage
 import asyncio
 import io
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from node.core.errors import NotAdmitted, Overloaded, PippinError
+from node.core.clock import now
+from node.core.errors import NotAdmitted, Overloaded, PeerTimeout, PeerUnavailable, PippinError
 from node.core.frames import Tensor
 from node.core.nodes import Address, Caller
 from node.core.pool import Pool
-from node.kv.blocks import NAME_BYTES, Damaged, decode, encode, names_of
+from node.kv.blocks import NAME_BYTES, Damaged, Kv, decode, encode, names_of
 from node.kv.store import KvStore
 from node.rpc.client import RpcClient
 
@@ -26,7 +27,9 @@ MAX_READERS = 8
 """Streams of KV that are sent at once."""
 MAX_READERS_OF_ONE = 4
 """Of those, to one node."""
-_MAX_SPANS = 65536
+_MAX_SPANS = 16384
+_SILENCE_S = 60.0
+"""Time for which a node that did not answer is not asked again: each prompt would wait for it."""
 
 Spans = Mapping[Address, Sequence[tuple[int, int, int]]]
 """Of each node: blocks, by their places in a chain, and their caches [first, end)."""
@@ -36,23 +39,30 @@ Spans = Mapping[Address, Sequence[tuple[int, int, int]]]
 class Exchange:
     store: KvStore
     pool: Pool
-    """Reads the disk for other nodes."""
+    """Reads the disk for other nodes, and what they send."""
     client: RpcClient
     others: Callable[[], Sequence[Address]]
-    """The other nodes of the cluster."""
+    """The other nodes of the cluster that have KV on their disks."""
     is_member: Callable[[Caller], bool]
     _readers: Counter[str] = field(default_factory=Counter[str])
+    _silent: dict[Address, float] = field(default_factory=dict[Address, float])
+    """Nodes that did not answer, and until when they are not asked."""
+    _turns: defaultdict[Address, asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(MAX_READERS_OF_ONE))
+    )
+    """Of the streams from each node, which would refuse more at once."""
 
     # --- for other nodes ----------------------------------------------------------------------------------------------
 
-    def find(self, chain: bytes, caller: Caller) -> list[tuple[int, int, int]]:
+    async def find(self, chain: bytes, caller: Caller) -> list[tuple[int, int, int]]:
         self._check(caller)
+        return await self.pool.run(self._find, chain)
+
+    def _find(self, chain: bytes) -> list[tuple[int, int, int]]:
         found = [(k, *span) for k, name in enumerate(names_of(chain)) for span in self.store.parts(name)]
         return found[:_MAX_SPANS]
 
-    async def read(
-        self, chain: bytes, caches: range, caller: Caller
-    ) -> AsyncGenerator[Sequence[bytes | memoryview], None]:
+    async def read(self, chain: bytes, caches: range, caller: Caller) -> AsyncGenerator[bytes, None]:
         self._check(caller)
         reader, total = caller.node or caller.address, self._readers.total()
         if total >= MAX_READERS or self._readers[reader] >= MAX_READERS_OF_ONE:
@@ -63,7 +73,7 @@ class Exchange:
                 kv = await self.pool.run(self.store.read, name, caches)
                 if len(kv) < len(caches):
                     return
-                yield await self.pool.run(encode, name, kv)
+                yield await self.pool.run(_joined, name, kv)
         finally:
             self._readers -= Counter((reader,))  # without those that have none left
 
@@ -73,17 +83,24 @@ class Exchange:
 
     # --- from other nodes ---------------------------------------------------------------------------------------------
 
-    async def ask(self, chain: bytes) -> Spans:
-        """What the other nodes have of these blocks."""
-        peers = self.others()
+    async def ask(
+        self, chain: bytes, lacking: Sequence[Collection[int]]
+    ) -> tuple[int, dict[tuple[Address, range], list[int]]]:
+        """Ask the other nodes what they have of these blocks. Returns `sources` of it."""
+        peers = [peer for peer in self.others() if self._silent.get(peer, 0.0) <= now()]
         told = await asyncio.gather(*(self._ask(peer, chain) for peer in peers))
-        return dict(zip(peers, told, strict=True))
+        return await self.pool.run(sources, dict(zip(peers, told, strict=True)), lacking)
 
     async def _ask(self, peer: Address, chain: bytes) -> Sequence[tuple[int, int, int]]:
         try:
             return await self.client.find_kv(peer, chain)
+        except asyncio.CancelledError:  # the prompt waits no longer
+            self._silent[peer] = now() + _SILENCE_S
+            raise
         except PippinError as error:  # a node of an earlier version has no such call
             log.debug("%s tells of no KV: %s", peer, error)
+            if isinstance(error, PeerTimeout | PeerUnavailable):
+                self._silent[peer] = now() + _SILENCE_S
             return ()
 
     async def fetch(
@@ -92,28 +109,39 @@ class Exchange:
         """Yield these caches of these blocks, of at most so many bytes, in their order; fewer, if the peer fails."""
         names = iter(names_of(chain))
         try:
-            async with aclosing(self.client.read_kv(peer, chain, caches, most)) as blocks:
+            async with self._turns[peer], aclosing(self.client.read_kv(peer, chain, caches, most)) as blocks:
                 async for data in blocks:
                     if (name := next(names, None)) is None:
                         return
-                    yield await self.pool.run(decode, io.BytesIO(data), name, caches)
+                    yield await self.pool.run(_decoded, data, name, caches)
         except (PippinError, Damaged) as error:
             log.warning("no more KV comes from %s: %s", peer, error)
 
 
+def _joined(name: str, kv: Kv) -> bytes:
+    return b"".join(encode(name, kv))
+
+
+def _decoded(data: bytearray, name: str, caches: range) -> dict[int, dict[str, Tensor]]:
+    return decode(io.BytesIO(data), name, caches)
+
+
 def sources(spans: Spans, lacking: Sequence[Collection[int]]) -> tuple[int, dict[tuple[Address, range], list[int]]]:
     """Whom to ask for what: how many of the first blocks can be completed, of which `lacking` says what is not here, and the
-    blocks to ask each node for, by node and caches.
+    blocks to ask each node for, by node and caches. What the nodes tell is untrusted.
     """
     asked: dict[tuple[Address, range], list[int]] = {}
     held: dict[int, list[tuple[Address, range]]] = {}
     for peer, told in spans.items():
         for block, first, end in told:
-            held.setdefault(block, []).append((peer, range(first, end)))
+            if block < len(lacking) and lacking[block]:
+                held.setdefault(block, []).append((peer, range(first, end)))
     for block, missing in enumerate(lacking):
         rest, chosen = set(missing), list[tuple[Address, range]]()
         for peer, caches in held.get(block, ()):
-            if found := rest & set(caches):
+            if not rest:
+                break
+            if found := {cache for cache in rest if cache in caches}:
                 chosen.append((peer, range(min(found), max(found) + 1)))
                 rest -= found
         if rest:

@@ -113,13 +113,16 @@ class StoredKv:
             return []
         lacking = [set(caches) - self.exchange.store.held(name, caches) for name in names]
         count, asking = sources({}, lacking)
+        until = asyncio.get_running_loop().time() + asked.seconds
         if count < len(names):
-            count, asking = sources(await self.exchange.ask(part_of(asked.chain, range(len(names)))), lacking)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    count, asking = await self.exchange.ask(part_of(asked.chain, range(len(names))), lacking)
         if count * BLOCK < max(asked.least, 1):
             return []
         blocks: list[Block] = [{} for _ in range(count)]
         with suppress(TimeoutError):
-            async with asyncio.timeout(asked.seconds):
+            async with asyncio.timeout_at(until):
                 await asyncio.gather(
                     self._read(names, caches, blocks),
                     *(self._fetch(runner, asked.chain, source, wanted, blocks) for source, wanted in asking.items()),

@@ -268,7 +268,7 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
             answer = checked(await stub.Find(serving_pb2.KvQuery(chain=chain), timeout=FIND_TIMEOUT_S))
             return [(span.block, span.first, span.end) for span in answer.spans]
 
-    async def read_kv(self, peer: Address, chain: bytes, caches: range, most: int) -> AsyncGenerator[bytes, None]:
+    async def read_kv(self, peer: Address, chain: bytes, caches: range, most: int) -> AsyncGenerator[bytearray, None]:
         """Yield blocks of at most so many bytes, as KvHandler.read."""
         stub = KvStub(self._channel(peer, "files"))
         call = stub.Read(serving_pb2.KvQuery(chain=chain, first=caches.start, end=caches.stop))
@@ -279,8 +279,8 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
                 if len(block) > most:
                     raise Incompatible(f"{peer.target} sent more than {most:,} bytes of a block of KV.")
                 if part.ends:
-                    yield bytes(block)
-                    block.clear()
+                    yield block
+                    block = bytearray()
 
     def link(self, peer: Address, on_broken: Callable[[PippinError], None]) -> FrameLink:
         return FrameLink(self._channel(peer, "frames"), FRAMES_METHOD, peer.target, on_broken)

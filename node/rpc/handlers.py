@@ -81,11 +81,11 @@ class FilesHandler(Protocol):
 
 
 class KvHandler(Protocol):
-    def find(self, chain: bytes, caller: Caller) -> Sequence[tuple[int, int, int]]:
+    async def find(self, chain: bytes, caller: Caller) -> Sequence[tuple[int, int, int]]:
         """Blocks that are on this node's disk: the place in the chain of each, and its caches [first, end).
 
         Raises NotAdmitted unless the caller is a node of this cluster.
         """
 
-    def read(self, chain: bytes, caches: range, caller: Caller) -> AsyncGenerator[Sequence[bytes | memoryview], None]:
-        """Yield these caches of these blocks in their order, in parts, until one is not whole. Raises NotAdmitted, Overloaded."""
+    def read(self, chain: bytes, caches: range, caller: Caller) -> AsyncGenerator[bytes, None]:
+        """Yield these caches of these blocks in their order, until one is not whole. Raises NotAdmitted, Overloaded."""

@@ -49,6 +49,8 @@ MAX_RESPONSES_OF_ONE = 4
 """Of those, to one node; it asks for no more at once."""
 KV_PART = 1 << 20
 """Bytes of KV in one message."""
+KV_READ_S = 60.0
+"""Time after which KV is sent no more: a peer that does not read would keep its place. It wants it in much less."""
 FRAMES_METHOD = "/pippin.serving.RingLink/Frames"
 
 
@@ -225,14 +227,14 @@ class _Kv(KvServicer):
         self._handler = handler
 
     async def Find(self, request: serving_pb2.KvQuery, context: Context) -> serving_pb2.KvFound:
-        spans = self._handler.find(request.chain, caller_of(context))
+        spans = await self._handler.find(request.chain, caller_of(context))
         return serving_pb2.KvFound(spans=[serving_pb2.KvSpan(block=k, first=a, end=b) for k, a, b in spans])
 
     async def Read(self, request: serving_pb2.KvQuery, context: Context) -> AsyncGenerator[serving_pb2.KvPart, None]:
         caches = range(request.first, request.end)
-        async with aclosing(self._handler.read(request.chain, caches, caller_of(context))) as blocks:
-            async for block in blocks:
-                data = b"".join(block)
+        reading = self._handler.read(request.chain, caches, caller_of(context))
+        async with asyncio.timeout(KV_READ_S), aclosing(reading) as blocks:
+            async for data in blocks:
                 for begin in range(0, len(data), KV_PART):
                     part = data[begin : begin + KV_PART]
                     yield serving_pb2.KvPart(data=part, ends=begin + KV_PART >= len(data))
