@@ -117,10 +117,6 @@ def size(text: str) -> int:
     return amount
 
 
-def budget(text: str) -> int:
-    return parse_bytes(text)
-
-
 def keys(text: str) -> tuple[str, ...]:
     return read_keys(path(text))
 

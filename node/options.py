@@ -13,6 +13,7 @@ from api.http.limits import MAX_BODY
 from node import __version__
 from node import option_values as values
 from node.core.models import KV_BITS
+from node.core.units import parse_bytes
 from node.core.usage import Command, OneOf, Option, Parsed, near, option, run, source_of
 from node.host.machine_name import machine_name
 from node.members.membership import FAIL_AFTER_S
@@ -101,7 +102,7 @@ class Options:
     )
     kv_disk: int | None = _models(
         "--kv-disk SIZE",
-        values.budget,
+        parse_bytes,
         "keep KV of finished sessions on the disk, up to so many bytes, like 50GB; 0: none (default: a tenth of the free "
         "disk, up to 20GB)",
     )

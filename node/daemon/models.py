@@ -1,5 +1,6 @@
 """The parts that have to do with models as files: on disk, on their way, as text and as grammars; and those that the user names."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -74,10 +75,12 @@ class Models:
         self.preload: tuple[str, ...] = ()
         """Models of --model that the user still wants, and in `drafts` the pairs of --draft."""
         self.drafts: tuple[DraftChoice, ...] = ()
+        self._opening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.grammars.start()
-        await self._pools.kv.run(self.kv.store.open)
+        # On its own: a disk may hang.
+        self._opening = asyncio.create_task(self._pools.kv.run(self.kv.store.open), name="KV on the disk")
         self.preload, self.drafts = await self._pools.files.run(self._named)
 
     async def end(self) -> None:

@@ -48,7 +48,7 @@ def chain_of(of: ModelVersion, tokens: Sequence[int]) -> bytes:
 
 
 def names_of(chain: bytes) -> list[str]:
-    return [chain[at : at + NAME_BYTES].hex() for at in range(0, len(chain), NAME_BYTES)]
+    return [chain[at : at + NAME_BYTES].hex() for at in range(0, len(chain) - NAME_BYTES + 1, NAME_BYTES)]
 
 
 def encode(name: str, kv: Kv) -> list[bytes | memoryview]:

@@ -4,6 +4,7 @@ A file is written beside and renamed, so a node that is killed leaves no half of
 tell (see blocks.py), and it then counts as absent. All methods may be called in any thread; those that say so block on the disk.
 """
 
+import errno
 import logging
 import os
 import re
@@ -27,6 +28,8 @@ _PAUSE_S = 60.0
 """Time after a write that failed in which nothing is written: the disk is full, or broken."""
 _SHARE, _MOST = 10, 20 << 30
 """Without a budget: this part of what is free, and at most so many bytes."""
+_LEFT = 1 << 30
+"""Bytes of the disk that are left to others, whatever the budget: the node itself keeps what it must remember there."""
 _MAX_FILES = 1 << 16
 _NAME = re.compile(r"([0-9a-f]{32})\.(\d{1,6})-(\d{1,6})\.safetensors")
 _UNFINISHED = ".part"
@@ -40,6 +43,8 @@ class Part:
     first: int
     end: int
     path: Path
+    folder: str
+    """Of the model."""
     size: int
 
     @property
@@ -63,37 +68,56 @@ class KvStore:
         self._bytes = 0
         self._written: set[Path] = set()
         """By this process."""
+        self._removed = 0
+        """How often blocks were removed for good: one that was being written meanwhile goes, too."""
         self._paused_until = 0.0
 
     def open(self) -> None:
-        """Find the blocks of earlier processes, and delete what those did not finish. Blocks on the disk."""
+        """Find the blocks of earlier processes, and delete what those did not finish. Blocks on the disk; if that fails,
+        nothing is stored.
+        """
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(OSError):  # a volume without permissions
+                self._directory.chmod(0o700)
+            for part in sorted(self._found(), key=lambda each: each[0]):
+                with self._lock:  # the event loop wants it, too
+                    self._add(part[1])
+            free = shutil.disk_usage(self._directory).free + self._bytes
+        except OSError as error:
+            self._failed(error)
+            return
+        self.budget = min(free // _SHARE, _MOST) if self._given is None else self._given
+        self._make_room(0)
+        if self._files:
+            log.info("%s of KV of earlier sessions is on the disk", format_bytes(self.bytes))
+
+    def _found(self) -> list[tuple[float, Part]]:
+        """The blocks on the disk, each with the time of its last use."""
         found: list[tuple[float, Part]] = []
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in self._directory.glob("*/*"):
             with suppress(OSError):
                 if path.suffix == _UNFINISHED:
                     path.unlink()
                 elif name := _NAME.fullmatch(path.name):
                     status = path.stat()
-                    part = Part(name[1], int(name[2]), int(name[3]), path, status.st_size)
+                    part = Part(name[1], int(name[2]), int(name[3]), path, path.parent.name, status.st_size)
                     found.append((status.st_mtime, part))
-        with self._lock:
-            for _, part in sorted(found, key=lambda each: each[0]):
-                self._add(part)
-        free = shutil.disk_usage(self._directory).free + self._bytes
-        self.budget = min(free // _SHARE, _MOST) if self._given is None else self._given
-        self._make_room(0)
-        if found:
-            log.info("%s of KV of earlier sessions is on the disk", format_bytes(self.bytes))
+        return found
+
+    def _failed(self, error: OSError) -> None:
+        self.failure = error.strerror or str(error)
+        self._paused_until = time.monotonic() + _PAUSE_S
+        log.warning("no KV is written for %.0f s: %s", _PAUSE_S, error)
 
     @property
     def bytes(self) -> int:
         return self._bytes
 
-    def bytes_of(self, model: str) -> int:
-        folder = self._folder(model)
+    def size(self, name: str) -> int:
+        """Bytes of what is here of a block."""
         with self._lock:
-            return sum(part.size for part in self._files.values() if part.path.parent == folder)
+            return sum(part.size for part in self._parts.get(name, ()))
 
     def parts(self, name: str) -> list[tuple[int, int]]:
         """The ranges [first, end) of caches of a block that are here."""
@@ -153,37 +177,44 @@ class KvStore:
         if (size := sum(map(len, parts))) > self.budget:
             return
         path = self._folder(model) / f"{name}.{first}-{end}.safetensors"
-        unfinished = path.with_suffix(_UNFINISHED)
+        unfinished, removed = path.with_suffix(_UNFINISHED), self._removed
         self._make_room(size)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if shutil.disk_usage(path.parent).free < size + _LEFT:
+                raise OSError(errno.ENOSPC, f"less than {format_bytes(_LEFT)} is free")
             with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.writelines(parts)
             unfinished.rename(path)
         except OSError as error:
-            self.failure = error.strerror or str(error)
-            self._paused_until = time.monotonic() + _PAUSE_S
-            log.warning("no KV is written for %.0f s: %s", _PAUSE_S, error)
+            self._failed(error)
             with suppress(OSError):
                 unfinished.unlink()
             return
         self.failure = ""
+        part = Part(name, first, end, path, path.parent.name, size)
         with self._lock:
-            self._add(Part(name, first, end, path, size))
+            self._add(part)
             self._written.add(path)
+            is_unwanted = removed != self._removed
+        if is_unwanted:
+            self._delete(part)
 
     def drop_written(self) -> None:
         """Delete what this process has written: the device that computed it has failed. Blocks on the disk."""
         with self._lock:
+            self._removed += 1
             parts = [self._files[path] for path in self._written]
         for part in parts:
             self._delete(part)
 
     def remove(self, model: str) -> int:
         """Delete all blocks of a model. Returns their bytes. Blocks on the disk."""
-        folder = self._folder(model)
+        folder = self._folder(model).name
         with self._lock:
-            parts = [part for part in self._files.values() if part.path.parent == folder]
+            self._removed += 1
+            files = list(self._files.values())
+        parts = [part for part in files if part.folder == folder]
         for part in parts:
             self._delete(part)
         return sum(part.size for part in parts)
@@ -214,5 +245,9 @@ class KvStore:
             part.path.unlink()
 
     def _make_room(self, size: int) -> None:
-        while self._files and (self._bytes + size > self.budget or len(self._files) >= _MAX_FILES):
-            self._delete(next(iter(self._files.values())))
+        while True:
+            with self._lock:
+                if not self._files or (self._bytes + size <= self.budget and len(self._files) < _MAX_FILES):
+                    return
+                oldest = next(iter(self._files.values()))
+            self._delete(oldest)

@@ -3,8 +3,10 @@
 import errno
 import io
 import os
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -178,7 +180,7 @@ def test_a_full_disk_stops_writing_for_a_while(store: KvStore, tmp_path: Path, m
 def test_a_models_blocks_are_removed_with_it(store: KvStore) -> None:
     store.write("some/model", NAMES[0], kv(0, 1))
     store.write("other", NAMES[1], kv(0, 1))
-    assert store.remove("some/model") == store.bytes == store.bytes_of("other") > 0
+    assert store.remove("some/model") == store.bytes == store.size(NAMES[1]) > 0
     assert not store.parts(NAMES[0])
 
 
@@ -190,6 +192,51 @@ def test_what_a_device_computed_goes_when_it_fails(store: KvStore, tmp_path: Pat
     other.drop_written()
     assert [bool(other.parts(name)) for name in NAMES] == [True, False, False]
     other.drop_written()
+
+
+@pytest.mark.parametrize("remove", [KvStore.drop_written, lambda store: store.remove("some/model")])
+def test_what_is_being_written_meanwhile_goes_too(
+    remove: Callable[[KvStore], object], store: KvStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def late(path: Path, target: Path) -> Path:
+        remove(store)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    store.write("some/model", NAMES[0], kv(0, 1))
+    assert not store.parts(NAMES[0])
+    assert not list((tmp_path / "kv").glob("*/*"))
+
+
+def test_space_is_left_to_others_whatever_the_budget(
+    store: KvStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 30))
+    store.write("some/model", NAMES[0], kv(0, 1))
+    assert not list((tmp_path / "kv").glob("*/*"))
+    assert "is free" in store.failure
+    assert not store.may_write
+
+
+def test_a_folder_that_cannot_be_read_stores_nothing_and_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "kv").write_text("a file")
+    store = opened(tmp_path)
+    assert store.failure == os.strerror(errno.EEXIST)
+    assert not store.may_write
+    store.write("some/model", NAMES[0], kv(0, 1))
+    assert store.read(NAMES[0], [0]) == {}
+
+
+def test_a_folder_that_others_may_read_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "kv").mkdir(0o755)
+    opened(tmp_path)
+    assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
+
+
+def test_half_a_name_is_none() -> None:
+    assert names_of(bytes.fromhex("".join(NAMES)) + b"half") == NAMES
 
 
 def test_a_budget_of_0_writes_nothing(tmp_path: Path) -> None:

@@ -90,3 +90,13 @@ def test_it_outlives_the_kill_of_all_nodes(
     second = turn(again[0], next_messages(undisturbed[0]))
     assert text(second) == text(undisturbed[1])
     assert cached(second) >= blocks * BLOCK
+
+
+def test_a_node_starts_whatever_is_in_the_place_of_its_kv(cluster: Cluster) -> None:
+    folder = cluster.directory / "odd"
+    folder.mkdir()
+    (folder / "kv").write_text("a file")
+    node = cluster.launch("--model", MODEL, name="odd").started()
+    cluster.ready(node, stages=1)
+    assert turn(node, FIRST)
+    until(lambda: "no KV is written" in node.written, "it says so")
