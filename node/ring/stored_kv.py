@@ -84,12 +84,19 @@ class StoredKv:
 
     async def _store(self, kept: _Kept) -> None:
         store, caches, names = self.exchange.store, kept.runner.blocks_of, names_of(kept.op.chain)
+        room = store.budget
+        await self.pool.run(store.used, names)  # else new ones might drive out the first
         for index, name in enumerate(names):
             if len(store.held(name, caches)) < len(caches):
                 block = await self.compute.run(kept.runner.block, kept.op.prefix, index)
                 if block is None or not store.may_write:
                     return
                 await self.pool.run(store.write, kept.model, name, block)
+            size = store.size(name)
+            room -= size
+            if room < size:  # the next one would drive out the first, without which none is of use
+                names = names[: index + 1]
+                break
         await self.pool.run(store.used, names)
 
     # --- from disks ---------------------------------------------------------------------------------------------------
