@@ -178,7 +178,8 @@ class Runner:
             deferred=self._together,
         )
         finite = self._stage.finite(hidden, lengths, unverified) if judged else None
-        packed = Packed(self._stage.last(hidden, lengths, unverified) if last and not frame.every else hidden)
+        is_short = last and frame.sampled and not frame.every
+        packed = Packed(self._stage.last(hidden, lengths, unverified) if is_short else hidden)
         if not self._together:
             mx.async_eval(finite)  # type: ignore[no-untyped-call]
         mx.async_eval(packed.bits, finite, *self._beside(frame.lane))  # type: ignore[no-untyped-call]
