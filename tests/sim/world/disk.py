@@ -45,6 +45,8 @@ class DiskPool:
 class DiskStore:
     """In place of node.kv.store.KvStore. Its blocks are the machine's, so they outlive the process; some are lost or damaged."""
 
+    budget = 1 << 30
+
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._files = machine.kv
@@ -76,6 +78,12 @@ class DiskStore:
         if len(self._files) > 200:
             self._files.pop(self._rng.choice(list(self._files)))
         self._files.setdefault(name, {})[min(kv), max(kv) + 1] = b"".join(encode(name, kv))
+
+    def size(self, name: str) -> int:
+        return sum(map(len, self._files.get(name, {}).values()))
+
+    def discard(self, name: str) -> None:
+        self._files.pop(name, None)
 
     def used(self, names: Iterable[str]) -> None:
         pass

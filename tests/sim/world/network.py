@@ -239,7 +239,7 @@ class SimClient:
 
     async def find_kv(self, peer: Address, chain: bytes) -> list[tuple[int, int, int]]:
         async def handle(process: Process) -> list[tuple[int, int, int]]:
-            return process.kv.find(chain, self.caller)
+            return await process.kv.find(chain, self.caller)
 
         found: list[tuple[int, int, int]] = await self._call(peer, handle, FIND_TIMEOUT_S)
         return found
@@ -247,7 +247,7 @@ class SimClient:
     async def read_kv(self, peer: Address, chain: bytes, caches: range, _most: int) -> AsyncGenerator[bytes, None]:
         async def handle(process: Process) -> list[bytes]:
             async with aclosing(process.kv.read(chain, caches, self.caller)) as blocks:
-                return [b"".join(block) async for block in blocks]
+                return [block async for block in blocks]
 
         for block in await self._call(peer, handle, 30.0):
             yield block
