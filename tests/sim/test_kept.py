@@ -18,7 +18,7 @@ def test_what_was_computed_is_not_computed_again(trimmable):
     world.trimmable = trimmable
     world.min_stages = STAGES
     world.step_s = 0.02
-    world.guesses = False  # wrong ones are computed, too
+    world.guesses, world.groups = False, ()  # wrong ones are computed, too, and steps that are filled up
     with simulated(world):
         machines = list(world.machines.values())
         for machine in machines:
