@@ -214,6 +214,9 @@ class Options:
     wire: bool = _process(
         "--wire", None, "keep weights in wired memory, at the risk that macOS restarts: see docs/mac.md"
     )
+    unproven: bool = _process(
+        "--unproven", None, "load models of architectures, too, of which no test proves that they may be cut"
+    )
     device: str = _process("--device", ("cpu", "gpu"), "what MLX computes on (default: a GPU if there is one)", "")
     log_level: str = _process("--log-level LEVEL", LOG_LEVELS, ", ".join(LOG_LEVELS), "info")
     log_file: Path | None = _process(

@@ -83,15 +83,21 @@ def run(api: Api, model: str, prompt: tuple[str, ...], system: str, verbose: boo
 
 @cluster.command("models")
 @option("--short-names", is_flag=True, help="show the short names of models on the hub instead")
+@option(
+    "--prove", metavar="MODEL", help="try on this machine whether a model may be cut: a folder, or an id of the hub"
+)
 @json_option("print the node's JSON unchanged")
 @asks_node
-def show_models(api: Api, short_names: bool, as_json: bool) -> None:
+def show_models(api: Api, short_names: bool, prove: str | None, as_json: bool) -> int:
     """Show the models that nodes hold, and whether they fit."""
+    if prove:
+        return models.prove(prove)
     found = api.ask("GET", "/cluster/models")
     if as_json:
         print(json.dumps(found, indent=2))
     else:
         print(models.short_names(found) if short_names else models.held(found, api.status()))
+    return 0
 
 
 @cluster.command

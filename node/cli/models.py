@@ -1,10 +1,13 @@
 """Formats the models of a cluster for people: those that nodes hold, those that are loaded, and the short names."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 
 from node.cli.client import Json
 from node.cli.table import aligned, context_length, findings, node_names, requests, shown
-from node.cli.terminal import printable
+from node.cli.terminal import complain, printable
 from node.core.units import format_bytes
 from node.core.warning_codes import Code
 
@@ -63,3 +66,12 @@ def _stages(ring: Json, names: dict[str, str], state: str) -> str:
 
 def short_names(models: Json) -> str:
     return "\n".join(map(printable, aligned([("SHORT NAME", "MODEL"), *models["short_names"].items()])))
+
+
+def prove(model: str) -> int:
+    """Have a process that may die try the model; it prints what it found. Returns the exit code."""
+    command = [sys.executable, "-P", "-m", "node.engine.proof", model]
+    code = subprocess.run(command, check=False).returncode  # noqa: S603 - this very program
+    if code < 0:
+        complain(f"the process that ran it was ended by {signal.Signals(-code).name}: no node should load it")
+    return 1 if code < 0 else code

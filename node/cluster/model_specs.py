@@ -134,7 +134,8 @@ class ModelSpecs:
         layer = await self._describe_mtp(version, mtp, weights) if mtp else None
         if mtp and mtp.is_alone and layer:
             return replace(layer, mtp=layer)
-        plan = await self.compute.run(make_plan, config, weights.total_bytes, version.kv_bits)
+        compute, kv_bits = self.compute, version.kv_bits
+        plan = await compute.run(make_plan, config, weights.total_bytes, kv_bits, unproven=compute.unproven)
         return ModelSpec(
             version=version,
             layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),

@@ -63,7 +63,7 @@ class Daemon:
         self._quit = asyncio.Event()
         self._exit_code = 0
         self._pools = pools = Pools()
-        self._compute = Compute(wire=options.wire)
+        self._compute = Compute(wire=options.wire, unproven=options.unproven)
         self._watchdog = Watchdog(self._compute, options.step_timeout)
         self._network = Network(options, data, facts, self._report)
         self._agent = self._network.agent

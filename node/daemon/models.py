@@ -55,7 +55,8 @@ class Models:
         self.catalogue = Catalogue(BUILTIN, folders, directory, layouts=layouts)
         others = Others(agent.info.id, client, agent.others, agent.holders, lambda: agent.placement.rings)
         self.files = Files(self.catalogue, hub, others, pools)
-        self.trials = Trials(sandboxes, known=[read_config(path.parent) for path in BUILTIN.glob("*/config.json")])
+        known = [read_config(path.parent) for path in BUILTIN.glob("*/config.json")]
+        self.trials = Trials(sandboxes, known, unproven=options.unproven)
         self.specs = ModelSpecs(
             self.catalogue,
             hub,

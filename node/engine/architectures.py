@@ -18,6 +18,8 @@ from node.core.errors import ModelUnsupported
 PROVEN: Mapping[str, str] = json.loads((Path(__file__).parent / "proven.json").read_text("utf-8"))
 """The fingerprint of each supported module's code with which the tests were passed; they write it."""
 
+_UNPROVEN = "`cluster models --prove MODEL` says whether it may be cut; nodes that are started with --unproven load it all the same."
+
 SUPPORTED = frozenset([
     "afmoe", "apertus", "baichuan_m1", "bailing_hybrid", "bailing_moe", "bailing_moe_linear", "bailing_moe_v3",
     "cohere", "cohere2", "dbrx", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5",
@@ -109,10 +111,31 @@ WITHOUT_EMBEDDINGS: Mapping[str, str] = dict.fromkeys(
 """Architectures whose hidden states after the final norm are inaccessible."""
 
 
-def check_supported(config: Mapping[str, Any]) -> str:
+def check_supported(config: Mapping[str, Any], *, unproven: bool = False) -> str:
     """Name of the mlx-lm module for a model of this config. Raises ModelUnsupported, with the reason, unless it is in
-    SUPPORTED: other modules of mlx-lm are never imported, as some do more than define a model.
+    SUPPORTED: other modules of mlx-lm are never imported, as some do more than define a model. `unproven`: unless it is in
+    REFUSED, or there is no such module.
     """
+    model_type, name = config.get("model_type"), module_of(config)
+    if unproven and name not in REFUSED and fingerprint(name):
+        return name
+    if name in SUPPORTED:
+        if fingerprint(name) != PROVEN.get(name):
+            raise ModelUnsupported(
+                f"Models of type {model_type} are unproven with this mlx-lm: its code for them is not that of the tests.",
+                hint=_UNPROVEN,
+            )
+        return name
+    if name in REFUSED:
+        raise ModelUnsupported(f"Models of type {model_type} are not supported: {REFUSED[name]}.")
+    raise ModelUnsupported(
+        f"Models of type {model_type} are not supported: no test proves that cutting it is right, or mlx-lm does not support it.",
+        hint=_UNPROVEN if fingerprint(name) else "",
+    )
+
+
+def module_of(config: Mapping[str, Any]) -> str:
+    """Name of the mlx-lm module, which may not exist, for a model of this config. Raises ModelUnsupported if it names none."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ModelUnsupported("The model's config.json names no model_type.")
@@ -121,16 +144,7 @@ def check_supported(config: Mapping[str, Any]) -> str:
     listed = config.get("architectures")
     keys = [(model_type, each) for each in (listed if isinstance(listed, list) else [listed]) if isinstance(each, str)]
     found = [MODEL_ARCHITECTURE_REMAPPING[key] for key in keys if key in MODEL_ARCHITECTURE_REMAPPING]
-    name = str(found[0] if found else MODEL_REMAPPING.get(model_type, model_type))
-    if name in SUPPORTED:
-        if fingerprint(name) != PROVEN.get(name):
-            raise ModelUnsupported(
-                f"Models of type {model_type} are unproven with this mlx-lm: its code for them is not that of the tests.",
-                hint="Install Pippin as its README says, with the mlx-lm that it names.",
-            )
-        return name
-    reason = REFUSED.get(name, "no test proves that cutting it is right, or mlx-lm does not support it")
-    raise ModelUnsupported(f"Models of type {model_type} are not supported: {reason}.")
+    return str(found[0] if found else MODEL_REMAPPING.get(model_type, model_type))
 
 
 @cache
@@ -140,7 +154,7 @@ def fingerprint(name: str) -> str:
     todo, texts = [name], dict[str, bytes]()
     while todo:
         path = folder / f"{todo.pop()}.py"
-        if path.stem not in texts and path.is_file():
+        if path.stem not in texts and path.parent == folder and path.is_file():
             texts[path.stem] = path.read_bytes()
             todo += imports_of(texts[path.stem].decode())
     return hashlib.sha256(b"".join(texts[each] for each in sorted(texts))).hexdigest()[:16] if texts else ""

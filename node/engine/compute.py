@@ -36,8 +36,9 @@ class Job:
 class Compute:
     """Runs functions in a thread, one after the other, in order of submission."""
 
-    def __init__(self, *, wire: bool = False) -> None:
-        """`wire`: keep weights in wired memory, where the device is Metal's."""
+    def __init__(self, *, wire: bool = False, unproven: bool = False) -> None:
+        """`wire`: keep weights in wired memory, where the device is Metal's. `unproven`: see `make_plan`."""
+        self.unproven = unproven
         self.wiring = Wiring() if wire and is_metal() else None
         self._executor: ThreadPoolExecutor | None = None
         self._waiting: set[Job] = set()

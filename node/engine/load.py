@@ -56,13 +56,15 @@ def load_stage(
     tensors: Mapping[str, TensorHeader],
     kv_bits: int = 0,
     wiring: Wiring | None = None,
+    *,
+    unproven: bool = False,
 ) -> Generator[float, None, Stage]:
     """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head. The layer after
     the last one is the MTP layer, of which the stage is a model of its own, see node.engine.mtp.
 
     Only the files with these weights need to be there. `tensors`: all tensors of the model, by name. `kv_bits`: bits of
-    a number of the KV, or 0 for the dtype of the activations. `wiring`: of the weights; None: they are not wired. A
-    generator of pieces, for `Compute.run_pieces`: yields the progress from 0 to 1, and returns the stage. Closing it
+    a number of the KV, or 0 for the dtype of the activations. `wiring`: of the weights; None: they are not wired.
+    `unproven`: as of `make_plan`. A generator of pieces, for `Compute.run_pieces`: yields the progress from 0 to 1, and returns the stage. Closing it
     frees all memory.
 
     Raises ModelUnsupported for an unsupported model or cut, and ModelBroken, which names the file or tensor, for
@@ -72,13 +74,13 @@ def load_stage(
     mtp = find_mtp(config, tensors)
     if is_mtp := mtp is not None and start == mtp.layers:
         config, start, end = mtp.config, 0, 1
-    plan = make_plan(config, size, kv_bits)
+    plan = make_plan(config, size, kv_bits, unproven=unproven)
     plan.check_stage(start, end)
     _warn_if_unproven(directory.name, plan.model_type)
     yield 0.0
     scalars: dict[mx.Dtype, mx.array] = {}
     model = _load_lazily(directory, tensors, scalars, mtp, is_mtp=is_mtp)
-    own = _own_weights(model, plan, start, end)
+    own = own_weights(model, plan, start, end)
     weights, stand_ins = list(own.values()), list(scalars.values())
     if stand_ins and sources([weights], stand_ins)[0]:
         lacking = [name for name, weight in own.items() if sources([[weight]], stand_ins)[0]]
@@ -87,7 +89,7 @@ def load_stage(
             f"{len(lacking)} of {len(own)} tensors are in others: {_examples(lacking, tensors)}"
         )
     size = sum(weight.nbytes for weight in weights)
-    _free_others(model, own)
+    free_others(model, own)
     del own
     yield 0.0
     wired = 0
@@ -231,7 +233,7 @@ def _examples(names: Sequence[str], tensors: Mapping[str, TensorHeader]) -> str:
     return ", ".join(f"{name} (in {tensors[name].file})" if name in tensors else name for name in names[:3])
 
 
-def _own_weights(model: Module, plan: Plan, start: int, end: int) -> dict[str, mx.array]:
+def own_weights(model: Module, plan: Plan, start: int, end: int) -> dict[str, mx.array]:
     """The stage's weights: those of its layers, and those outside of layers that it needs."""
     layer_of = {id(value): index for index, layer in enumerate(find_layers(model)) for _, value in weights_in(layer)}
 
@@ -244,7 +246,7 @@ def _own_weights(model: Module, plan: Plan, start: int, end: int) -> dict[str, m
     return {name: value for name, value in weights_in(model) if is_own(name, value)}
 
 
-def _free_others(model: Module, own: Mapping[str, mx.array]) -> None:
+def free_others(model: Module, own: Mapping[str, mx.array]) -> None:
     """Replace all other weights by broadcast zeros, as models read their shapes and dtypes."""
     rest = [(name, weight) for name, weight in weights_in(model) if name not in own]
     zeros = [(name, mx.broadcast_to(mx.zeros((), weight.dtype), weight.shape)) for name, weight in rest]

@@ -106,18 +106,20 @@ class Plan:
             )
 
 
-def make_plan(config: Mapping[str, Any], weight_bytes: int | None = None, kv_bits: int = 0) -> Plan:
+def make_plan(
+    config: Mapping[str, Any], weight_bytes: int | None = None, kv_bits: int = 0, *, unproven: bool = False
+) -> Plan:
     """The plan of a model, from its config.json. Takes about 0.1 s the first time; must run in the compute thread. Raises
     ModelUnsupported, with the reason, for an unsupported model, and ModelBroken for a number that is out of bounds, or
-    that does not fit `weight_bytes`, the size of the weights.
+    that does not fit `weight_bytes`, the size of the weights. `unproven`: of any architecture but those known to be wrong.
     """
-    return _make_plan(json.dumps(config), weight_bytes, kv_bits)
+    return _make_plan(json.dumps(config), weight_bytes, kv_bits, unproven)
 
 
 @lru_cache(16)  # a model is described, loaded, and loaded again when its layers move
-def _make_plan(config_json: str, weight_bytes: int | None, kv_bits: int) -> Plan:
+def _make_plan(config_json: str, weight_bytes: int | None, kv_bits: int, unproven: bool) -> Plan:
     config: dict[str, Any] = json.loads(config_json)
-    model_type = architectures.check_supported(config)
+    model_type = architectures.check_supported(config, unproven=unproven)
     if kv_bits and model_type in architectures.UNQUANTIZABLE:
         raise _unquantizable(model_type, kv_bits, architectures.UNQUANTIZABLE[model_type])
     check_config(config)

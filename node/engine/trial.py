@@ -33,23 +33,25 @@ def make_job() -> Callable[[bytes], bytes]:
     return answer
 
 
-def first_run(config: Mapping[str, Any], weight_bytes: int, kv_bits: int, device: str) -> None:
+def first_run(
+    config: Mapping[str, Any], weight_bytes: int, kv_bits: int, device: str, *, unproven: bool = False
+) -> None:
     """Run a model as a node does that describes and loads it. What raises an error is left to the node, which then refuses
     the model with that error. `device`: "cpu" or "gpu".
     """
     mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
     try:
-        make_plan(config, weight_bytes, kv_bits)
+        make_plan(config, weight_bytes, kv_bits, unproven=unproven)
         for small in miniatures(config):
-            if _runs(small, kv_bits):
+            if _runs(small, kv_bits, unproven=unproven):
                 return
     except _RAISED:
         return
 
 
-def _runs(config: Mapping[str, Any], kv_bits: int) -> bool:
+def _runs(config: Mapping[str, Any], kv_bits: int, *, unproven: bool) -> bool:
     try:
-        plan, model = make_plan(config, None, kv_bits), build(config)
+        plan, model = make_plan(config, None, kv_bits, unproven=unproven), build(config)
         replace_weights(model, list(find_layers(model)), activation_dtype(config))
         for _ in warm_up(model, plan, 0, plan.layers):
             pass

@@ -22,8 +22,11 @@ _KEPT = 256
 class Trials:
     """The models of which this node knows that their first run does not end the process."""
 
-    def __init__(self, sandboxes: SandboxServer, known: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`known`: configs that need no trial."""
+    def __init__(
+        self, sandboxes: SandboxServer, known: Iterable[Mapping[str, Any]] = (), *, unproven: bool = False
+    ) -> None:
+        """`known`: configs that need no trial. `unproven`: see `make_plan`."""
+        self._unproven = unproven
         self._sandboxes = sandboxes
         self._passed = dict.fromkeys(map(_key, known))
         self._one = asyncio.Lock()
@@ -33,9 +36,9 @@ class Trials:
         """Raises ModelCrashes if the process died, or needed too much. Where no such process can be started, as on a machine
         without memory for it, the node does without.
         """
-        key, request = _key(config), json.dumps(
-            {"config": config, "weight_bytes": weight_bytes, "kv_bits": kv_bits, "device": "gpu" if is_gpu() else "cpu"}
-        )  # fmt: skip
+        key, device = _key(config), "gpu" if is_gpu() else "cpu"
+        how = {"kv_bits": kv_bits, "device": device, "unproven": self._unproven}
+        request = json.dumps({"config": config, "weight_bytes": weight_bytes, **how})
         async with self._one:
             if key in self._passed:
                 return

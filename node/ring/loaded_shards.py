@@ -113,8 +113,9 @@ class LoadedShards:
             shard, ends, lambda download: progress(StageState.FETCHING, download.share, download)
         )
         progress(StageState.LOADING, 0.0)
-        wiring = self._compute.wiring
-        pieces = load_stage(directory, shard.start, shard.end, weights.tensors, shard.version.kv_bits, wiring)
+        compute, kv_bits = self._compute, shard.version.kv_bits
+        args = directory, shard.start, shard.end, weights.tensors, kv_bits, compute.wiring
+        pieces = load_stage(*args, unproven=compute.unproven)
         with self._marked(shard.version.files):
             stage = await self._compute.run_pieces(pieces, partial(progress, StageState.LOADING))
             size = format_bytes(stage.weight_bytes)

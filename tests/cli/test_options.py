@@ -61,6 +61,7 @@ def test_defaults(monkeypatch):
         (["--step-timeout", "120"], "step_timeout", 120.0),
         (["--allow-sleep"], "allow_sleep", True),
         (["--wire"], "wire", True),
+        (["--unproven"], "unproven", True),
         (["--log-level", "debug"], "log_level", "debug"),
         (["--log-file", "~/x"], "log_file", Path.home() / "x"),
     ],

@@ -117,7 +117,9 @@ class Hub:
 
 
 class Compute:
-    async def run(self, _make_plan: Any, _config: Any, _bytes: int, kv_bits: int) -> Any:
+    unproven = False
+
+    async def run(self, _make_plan: Any, _config: Any, _bytes: int, kv_bits: int, *, unproven: bool) -> Any:
         kv, more = (KvCost(1),) * 4, {"score_bytes": 0, "kv_bits": kv_bits}
         return SimpleNamespace(layers=4, kv=kv, cuts=(1, 2, 3), max_context=10, shared=(), **more)
 

@@ -21,7 +21,7 @@ ONE_EXPERT = {"num_experts_per_tok": 1}
 
 def add_model(directory: Path, **own: object) -> None:
     """A tiny one, with the built-in model's tokenizer."""
-    shutil.copytree(ROOT / "node" / "builtin" / MODEL, directory, ignore=shutil.ignore_patterns("model*"))
+    shutil.copytree(ROOT / "node" / "builtin" / MODEL, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
     write_model(directory, CONFIGURATIONS["bailing_moe"] | {"vocab_size": 2048} | own)
 
 

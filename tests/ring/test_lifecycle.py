@@ -166,7 +166,7 @@ class World:
         return Path(), SimpleNamespace(tensors={})
 
     def _load(
-        self, _directory: Path, start: int, end: int, _tensors: Any, kv_bits: int, _wiring: Any
+        self, _directory: Path, start: int, end: int, _tensors: Any, kv_bits: int, _wiring: Any, *, unproven: bool
     ) -> Generator[float, None, FakeStage]:
         self.loads.append(f"{start}-{end}" + (f" in {kv_bits} bits" if kv_bits else ""))
         self.begun.set()
@@ -326,11 +326,11 @@ async def test_a_load_that_the_device_fails_is_tried_once_more(
     """The failure may be of a ring's work: MLX raises it wherever it is used next."""
     tries = []
 
-    def load(*given: Any) -> Generator[float, None, FakeStage]:
+    def load(*given: Any, **more: bool) -> Generator[float, None, FakeStage]:
         tries.append(given)
         if len(tries) <= failures:
             raise DeviceFailed("The GPU failed.")
-        return (yield from world._load(*given))
+        return (yield from world._load(*given, **more))
 
     monkeypatch.setattr(loaded_shards, "load_stage", load)
     world.go_on.set()

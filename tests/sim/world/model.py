@@ -487,7 +487,7 @@ class FakeDraft:
         pass
 
 
-def fake_load(directory: Any, start: int, end: int, *_: Any) -> Generator[float, None, FakeStage]:
+def fake_load(directory: Any, start: int, end: int, *_: Any, unproven: bool) -> Generator[float, None, FakeStage]:
     """In place of node.engine.load.load_stage; `directory` is the process that loads."""
     yield 0.0
     yield 0.5
