@@ -2,8 +2,8 @@
 """Attacks a cluster of two real nodes, once open and once with a secret, and checks that no harm is done.
 
     .venv/bin/python scripts/fuzz.py                                          all of it: hours
-    .venv/bin/python scripts/fuzz.py --requests 2000 --schemas 1000 --streams 500 --models 20
-    .venv/bin/python scripts/fuzz.py --cluster open --requests 0 --schemas 5000 --streams 0 --models 0 --seed 7
+    .venv/bin/python scripts/fuzz.py --requests 2000 --schemas 1000 --streams 500 --models 20 --kv 20
+    .venv/bin/python scripts/fuzz.py --cluster open --requests 0 --schemas 5000 --streams 0 --models 0 --kv 0 --seed 7
 
 The numbers count all attacks of a kind, half of them for each cluster. The attacks depend on the seed alone. Exits with
 1 if a node died, an answer took too long or is not documented in docs/troubleshooting.md, a log has a traceback, memory grew beyond
@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "fuzz"))
 
 import broken_models
+import damaged_kv
 import hostile_schemas
 import hostile_streams
 import odd_requests
@@ -33,6 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--schemas", type=int, default=100_000, metavar="N", help="JSON schemas of answers (default: %(default)s)")
     add("--streams", type=int, default=10_000, metavar="N", help="gRPC calls and connections (default: %(default)s)")
     add("--models", type=int, default=1_000, metavar="N", help="damaged model folders (default: %(default)s)")
+    add("--kv", type=int, default=1_000, metavar="N", help="prompts whose stored KV is damaged (default: %(default)s)")
     add("--cluster", choices=("both", "open", "secret"), default="both", help="default: %(default)s")
     add("--seed", type=int, default=0, metavar="N", help="of all attacks (default: %(default)s)")
     add("--health-p99-ms", type=float, default=50.0, metavar="MS", help="default: %(default)s")
@@ -79,6 +81,7 @@ async def _all_kinds(target: Target, options: argparse.Namespace, parts: int) ->
         (hostile_schemas, options.schemas),
         (hostile_streams, options.streams),
         (broken_models, options.models),
+        (damaged_kv, options.kv),
     ):
         if count:
             await module.attack(target, -(-count // parts), options.seed)
