@@ -37,8 +37,11 @@ async def attack(target: Target, count: int, seed: int) -> None:
         for path, data in stored.items():  # what an earlier round has damaged, and nobody has read
             path.unlink(missing_ok=True)
             path.write_bytes(data)
-        damaged = rng.sample(list(stored), rng.choice((1, 1, 2, len(stored))))
-        damages = [_damage(path, list(stored.values()), rng) for path in damaged]
+        name = rng.choice(list(DAMAGES))
+        damaged = rng.sample(list(stored), rng.choice((1, 2, len(stored))))
+        for path in damaged:
+            _damage(path, name, list(stored.values()), rng)
+        damages = f"{name}: {', '.join(path.name for path in damaged)}"
         node = target.nodes[number % len(target.nodes)]
         text, cached, _ = await asyncio.to_thread(_ask, node, body)
         target.check_processes(f"KV: {damages}")
@@ -78,13 +81,11 @@ def _unload(target: Target) -> None:
 # --- damages ----------------------------------------------------------------------------------------------------------
 
 
-def _damage(file: Path, others: Sequence[bytes], rng: random.Random) -> str:
-    name, act = rng.choice(list(DAMAGES.items()))
-    file.write_bytes(act(file.read_bytes(), file.name.partition(".")[0], rng.choice(others), rng))
-    if name == "gone":
+def _damage(file: Path, damage: str, others: Sequence[bytes], rng: random.Random) -> None:
+    file.write_bytes(DAMAGES[damage](file.read_bytes(), file.name.partition(".")[0], rng.choice(others), rng))
+    if damage == "gone":
         file.unlink()
         file.symlink_to("nothing")  # so that one sees whether the node has noticed it, and written it anew
-    return f"{name} {file.name}"
 
 
 def _flipped(data: bytes, _name: str, _other: bytes, rng: random.Random) -> bytes:
