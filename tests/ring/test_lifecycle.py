@@ -22,6 +22,7 @@ from node.core.reports import Speed, StageReport, StageState
 from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
 from node.core.row_family import RowFamily
 from node.core.signal import Signal
+from node.core.warning_codes import Code
 from node.engine.compute import Compute
 from node.engine.faults import Faults
 from node.engine.speed import Measured
@@ -444,7 +445,7 @@ async def test_a_ring_waits_for_its_draft_model_and_serves_without_one_that_can_
     world.go_on.set()
     await world.ready("one")
     (issue,) = world.rings.issues()
-    assert issue.code == "no-guesses"
+    assert issue.code == Code.NO_GUESSES
     assert issue.text.endswith("The hub is not reached.")
     world.place(ring("two", FIRST))
     await world.ready("two")
