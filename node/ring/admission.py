@@ -16,7 +16,7 @@ from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded, PippinError
 from node.core.fair_queue import FairQueue
-from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse, SequenceId, Take
+from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Restore, Reuse, SequenceId, Take
 from node.engine.plan import Plan
 from node.kv.blocks import chain_of
 from node.ring.flight import Flight
@@ -24,6 +24,7 @@ from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import ChunkSize, Prefill
 from node.ring.prefixes import MIN_TOKENS, Match, Prefixes
+from node.ring.restoring import MIN_STORED, Restoring
 from node.ring.room import Room
 from node.ring.session import Session, Slot
 from node.ring.sharing import most_shared, waits
@@ -34,9 +35,6 @@ EXTRA_LANES = 2
 """For sessions that are much longer or shorter than others: without them, rows are padded to the longest."""
 LONG_PREFIX = 2048
 """Tokens from which a prefix is not copied if it need not be; 0.25 GB of KV of an 8B model."""
-
-MIN_STORED = 1024
-"""Tokens from which KV is kept on disks: fewer are soon computed."""
 
 
 class Admission:
@@ -59,8 +57,7 @@ class Admission:
         self.chunk_size = ChunkSize(limits.chunk, stages)
         self.waiting = FairQueue[Session]()
         self.prefixes = Prefixes(limits.charge, trimmable=plan.trimmable)
-        self.set_aside = 0
-        """Tokens of the budget for a prefix that the stages take from disks."""
+        self.restoring = Restoring(limits, numbers)
         self.ops: list[CacheOp] = []
         """Operations to send before the next step."""
         self._numbers = numbers
@@ -72,7 +69,12 @@ class Admission:
     @property
     def tokens_used(self) -> int:
         """Tokens of KV set aside for sessions and kept as prefixes; above the budget for one step at most."""
-        return self.room.used(self.lanes) + self.prefixes.charged + self.set_aside
+        return self._needed + self.prefixes.charged
+
+    @property
+    def _needed(self) -> int:
+        """Those that are not kept for later."""
+        return self.room.used(self.lanes) + self.restoring.tokens
 
     @property
     def prompt_chunk(self) -> int:
@@ -174,19 +176,45 @@ class Admission:
     def shrink(self) -> None:
         """Free KV for sessions that have grown: first prefixes, then the last slot of the largest lane."""
         self.evict()
-        while self.room.used(self.lanes) > self.room.budget and self.running > 1:
+        while self._needed > self.room.budget and self.running > (not self.restoring.tokens):
             last = max(self.lanes, key=self.room.size).slots()[-1]
             self._preempt(last, keep=False)
             self.waiting.put_back(last.session)
 
     def admit(self) -> None:
         while session := self._next_in_line():
-            while (home := self.room.find(session, self.lanes)) is None:
+            while (home := self.room.find(session, self.lanes, self.restoring.guests)) is None:
                 if not self._preempt_for(session):
                     return
-            self.waiting.admit(session)
-            self._begin(session, home)
+            match, shared = self._beginning(session)
+            if not self._restores(session, max(match.tokens if match else 0, shared[1] if shared else 0)):
+                self.waiting.admit(session)
+                self._begin(session, home, match, shared)
             self.evict()
+
+    def _beginning(self, session: Session) -> tuple[Match | None, tuple[Slot, int] | None]:
+        """The KV with which a session may begin: of a prefix, and of another one that runs."""
+        if not self.may_reuse(session):
+            return None, None
+        shared = most_shared(session, self.slots()) if self.plan.trimmable else None
+        return self.prefixes.best(session.tokens[:-1]), shared
+
+    def _restores(self, session: Session, here: int) -> bool:
+        """Whether a session waits for KV from disks before it begins."""
+        can_restore = self.plan.trimmable and self.may_reuse(session)
+        return can_restore and self.restoring.ask(session, here, self.chunk_size.token_s)
+
+    def restored(self, asked: Restore, tokens: int) -> None:
+        """All stages have made a prefix of the first `tokens` of what they were asked for."""
+        session = self.restoring.end(asked.number)
+        known = session.tokens[: min(tokens, asked.tokens)]
+        if len(known) < asked.least:
+            self.ops.append(Forget(asked.number))  # some stages may have it
+        elif len(known) == asked.tokens:
+            self.ops += [Forget(old) for old in self.prefixes.add(asked.number, known)]
+        else:  # a stage that had more time may have more of them
+            self.prefixes.inherit(asked.number, known)
+        self.evict()
 
     def _preempt_for(self, session: Session) -> bool:
         """Free a slot for a session whose client has none: the last one of the client with the most, if it has several.
@@ -220,16 +248,13 @@ class Admission:
             is_short = long < LONG_PROMPTS or len(session.tokens) <= self.limits.chunk
             return (
                 is_short
-                and not session.restores
+                and not self.restoring.waits(session)
                 and not (may_share and self.may_reuse(session) and waits(session, computing))
             )
 
         return self.waiting.next(may_begin)
 
-    def _begin(self, session: Session, home: Lane) -> None:
-        may_reuse = self.may_reuse(session)
-        match = self.prefixes.best(session.tokens[:-1]) if may_reuse else None
-        shared = most_shared(session, self.slots()) if may_reuse and self.plan.trimmable else None
+    def _begin(self, session: Session, home: Lane, match: Match | None, shared: tuple[Slot, int] | None) -> None:
         reused = max(match.tokens if match else 0, shared[1] if shared else 0)
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, lane, sent=reused, cached=reused)
@@ -287,7 +312,7 @@ class Admission:
     def evict(self, more: int = 0) -> None:
         """Drop prefixes until everything and `more` tokens are within the budget."""
         while self.prefixes.full or self.tokens_used + more > self.room.budget:
-            number = self.prefixes.evict()
+            number = self.prefixes.evict(self.restoring.spared)
             if number is None:
                 return
             self.ops.append(Forget(number))
@@ -297,7 +322,7 @@ class Admission:
         tokens = slot.session.tokens[: slot.sent]
         size = self.limits.charge(len(tokens))
         is_wanted = not self.plan.chunked and self.prefixes.worth_adding(tokens)
-        if not is_wanted or self.room.used(self.lanes) + size > self.room.budget:
+        if not is_wanted or self._needed + sum(self.restoring.spared.values()) + size > self.room.budget:
             return ()
         self.evict(size)
         number = next(self._numbers)

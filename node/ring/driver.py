@@ -69,8 +69,8 @@ class Driver:
         self._held: tuple[Held, ...] = ()
         """KV of `_leftover` that this stage has. The other stages are asked for theirs before anything else is sent."""
         self._stored = stored
-        self._restoring: asyncio.Task[None] | None = None
-        """Takes KV from this stage's disk."""
+        self._restoring: dict[SequenceId, tuple[Restore, asyncio.Task[None]]] = {}
+        """What the stages are asked to take from disks, and the tasks that do so here."""
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
         self._requests = 0
@@ -105,8 +105,8 @@ class Driver:
             self._ended = reason
             self._leftover = {**self._leftover, **self._admission.sequences()}
             self._pipeline.close()
-            if self._restoring:
-                self._restoring.cancel()
+            for _, task in self._restoring.values():
+                task.cancel()
             for session in self._admission.sessions():
                 self._admission.fail(session, reason)
             self._wake.set()
@@ -176,9 +176,12 @@ class Driver:
             if self._held and self._admission.waiting:
                 pipeline.open()
                 await pipeline.send(pipeline.frame(held=self._held))
-            elif self._stored and (asked_for := scheduler.restoring.begin()):
-                self._restoring = asyncio.create_task(self._restore(asked_for), name=f"KV for {self.ring.id}")
-            elif step := scheduler.next():
+                continue
+            step = scheduler.next()
+            for asked in self._admission.restoring.pop_asked():
+                task = asyncio.create_task(self._restore(asked), name=f"KV for {self.ring.id}")
+                self._restoring[asked.number] = asked, task
+            if step:
                 await self._send(step)
             elif ops := self._admission.pop_ops():
                 await self._compute.run(self.runner.apply, ops)
@@ -277,8 +280,8 @@ class Driver:
             if before:
                 await before
         elif sent and sent.restore:
-            none = replace(sent.restore, tokens=0)  # from a stage that knows of no KV on disks
-            self._restored(sent.restore, frame.restore or none)
+            # A stage that knows of no KV on disks sends none.
+            self._restored(sent.restore.number, frame.restore.tokens if frame.restore else 0)
         elif sent:
             self._begin_with(frame.held)
 
@@ -341,7 +344,7 @@ class Driver:
         try:
             here = await self._stored.restore(self.runner, asked)
             if self._alone or not here.tokens:
-                self._restored(here, here)
+                self._restored(here.number, here.tokens)
             elif not self._ended:
                 self._pipeline.open()
                 await self._pipeline.send(self._pipeline.frame(restore=here))
@@ -350,9 +353,10 @@ class Driver:
                 log.exception("KV could not be taken from the disk")
             self.end(as_pippin_error(error))
 
-    def _restored(self, here: Restore, found: Restore) -> None:
-        """All stages have made a prefix of what they found; `here`: what this one did."""
-        self._scheduler.restoring.end(found, is_exact=found.tokens == here.tokens)
+    def _restored(self, number: SequenceId, tokens: int) -> None:
+        """All stages have made a prefix of so many tokens."""
+        asked, _ = self._restoring.pop(number)
+        self._admission.restored(asked, tokens)
         self._wake.set()
 
     # --- the end ------------------------------------------------------------------------------------------------------

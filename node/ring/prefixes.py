@@ -7,7 +7,7 @@ common prefix of two sequences of 32k tokens, so a list serves as well as a tree
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from node.core.frames import SequenceId
@@ -92,11 +92,11 @@ class Prefixes:
         """Let the next `evict` drop this one."""
         self._packed.move_to_end(number, last=False)
 
-    def evict(self) -> SequenceId | None:
-        """Drop the least recently used one and give its number; None when there is none."""
+    def evict(self, spared: Container[SequenceId] = ()) -> SequenceId | None:
+        """Drop the least recently used one, those that are `spared` last, and give its number; None when there is none."""
         if not self._packed:
             return None
-        oldest = next(iter(self._packed))
+        oldest = next((number for number in self._packed if number not in spared), next(iter(self._packed)))
         self.drop(oldest)
         return oldest
 

@@ -1,74 +1,92 @@
-"""Whether a session that waits may find KV of its beginning on the disks of the nodes, and what it then begins with. Pure.
+"""KV that the stages take from the disks of nodes, for sessions that wait for it. Pure.
 
-The stages are asked for one session at a time, which waits until all have answered. They read no longer than the tokens would take
-to be computed: so a slow disk, or a slow node that has the KV, costs no more than twice the time without it.
+A session that is about to begin, and of whose beginning too little is in memory, waits once until the stages have looked for the
+rest. Its room is set aside meanwhile. They read no longer than the tokens would take to be computed: so a slow disk, or a slow node
+that has the KV, costs no more than twice the time without it.
 """
 
 from collections.abc import Iterator
 
-from node.core.frames import Forget, Restore, SequenceId
+from node.core.frames import Restore, SequenceId
 from node.kv.blocks import BLOCK, chain_of
-from node.ring.admission import MIN_STORED, Admission
+from node.ring.limits import RingLimits
+from node.ring.prefixes import BYTES, common_tokens
 from node.ring.session import Session
-from node.ring.sharing import most_shared, waits
 
+MIN_STORED = 1024
+"""Tokens from which KV is kept on disks: fewer are soon computed."""
 UNKNOWN_S = 10.0
-"""Time that the stages may take together while it is not known how long their prompts take."""
+"""Time that a stage may take while it is not known how long prompts take."""
 MIN_S, MAX_S = 0.5, 20.0
 """Bounds of that time otherwise."""
 
 
 class Restoring:
-    """KV from disks for the sessions of a ring."""
+    """The sessions of a ring for which KV is on its way."""
 
-    def __init__(self, admission: Admission, numbers: Iterator[SequenceId]) -> None:
+    def __init__(self, limits: RingLimits, numbers: Iterator[SequenceId]) -> None:
         """`numbers`: see Scheduler."""
-        self._admission = admission
+        self._limits = limits
         self._numbers = numbers
-        self._session: Session | None = None
-        """The one that waits."""
+        self._sessions: dict[SequenceId, Session] = {}
+        """Those that wait, by the number of the prefix to be made."""
+        self._done: dict[SequenceId, Session] = {}
+        """Those that have one, until they begin."""
+        self._asked: list[Restore] = []
 
-    def begin(self) -> Restore | None:
-        """What to ask the stages for, if a session may gain by it; it waits until `end`."""
-        admission = self._admission
-        if self._session or admission.limits.stored is None or not admission.plan.trimmable:
-            return None
-        computing = [slot for prefill in admission.prefills for slot in prefill.slots if not slot.gone]
-        for session in admission.waiting:
-            if not session.sought and admission.may_reuse(session) and not waits(session, computing):
-                session.sought = True
-                if asked := self._asked(session):
-                    self._session, session.restores = session, True
-                    return asked
-        return None
+    def ask(self, session: Session, here: int, token_s: float) -> bool:
+        """Have the stages asked for a session's KV, of which `here` tokens are in memory, if it may gain by it. It then waits until
+        `end`. `token_s`: seconds in which a token is computed; 0 if that is not known.
+        """
+        whole = _whole(session)
+        if session.sought or self._limits.stored is None or whole - here < MIN_STORED:
+            return False
+        session.sought = True
+        number, chain = next(self._numbers), chain_of(self._limits.stored, session.tokens[:whole])
+        seconds = min(max(token_s * (whole - here), MIN_S), MAX_S) if token_s else UNKNOWN_S
+        self._sessions[number] = session
+        self._asked.append(Restore(number, whole, here + BLOCK, chain, seconds))
+        return True
 
-    def _asked(self, session: Session) -> Restore | None:
-        """None if the session is short, has most of its KV in memory, or there is no room for more."""
-        admission, limits = self._admission, self._admission.limits
-        whole = (len(session.tokens) - 1) // BLOCK * BLOCK  # its last one must be computed to draw the next
-        match = admission.prefixes.best(session.tokens[:-1])
-        shared = most_shared(session, admission.slots())
-        here = max(match.tokens if match else 0, shared[1] if shared else 0)
-        size = limits.charge(whole)
-        if whole - here < MIN_STORED or admission.room.used(admission.lanes) + size > admission.room.budget:
-            return None
-        admission.set_aside = size
-        admission.evict()
-        seconds = admission.chunk_size.token_s * (whole - here)
-        limit = min(max(seconds, MIN_S), MAX_S) if seconds else UNKNOWN_S
-        assert limits.stored
-        return Restore(next(self._numbers), whole, here + BLOCK, chain_of(limits.stored, session.tokens[:whole]), limit)
+    def pop_asked(self) -> list[Restore]:
+        """What the stages are yet to be asked for."""
+        asked, self._asked = self._asked, []
+        return asked
 
-    def end(self, found: Restore, *, is_exact: bool) -> None:
-        """All stages have made a prefix of the first tokens that `found` tells. `is_exact`: none has more of them."""
-        session, self._session, self._admission.set_aside = self._session, None, 0
-        assert session
-        session.restores = False
-        tokens, prefixes = session.tokens[: found.tokens], self._admission.prefixes
-        if not tokens:
-            self._admission.ops.append(Forget(found.number))  # some stages may have it
-        elif is_exact:
-            self._admission.ops += [Forget(old) for old in prefixes.add(found.number, tokens)]
-        else:
-            prefixes.inherit(found.number, tokens)
-        self._admission.evict()
+    def end(self, number: SequenceId) -> Session:
+        """The stages have looked for what was asked under this number. Returns whose it is."""
+        session = self._done[number] = self._sessions.pop(number)
+        return session
+
+    def waits(self, session: Session) -> bool:
+        """Whether its KV is on its way, or most of it for another session."""
+        least = MIN_STORED * BYTES
+        for other in self._sessions.values():
+            if other is session:
+                return True
+            if len(session.beginning) > least and session.beginning[:least] == other.beginning[:least]:
+                common = min(common_tokens(session.beginning, other.beginning), _whole(other))
+                if _whole(session) - common < MIN_STORED:
+                    return True
+        return False
+
+    @property
+    def guests(self) -> list[Session]:
+        """Those that will need room when they have their KV."""
+        return list(self._sessions.values())
+
+    @property
+    def tokens(self) -> int:
+        """KV that the stages make meanwhile."""
+        return sum(self._limits.charge(_whole(session)) for session in self._sessions.values())
+
+    @property
+    def spared(self) -> dict[SequenceId, int]:
+        """Prefixes of sessions that are yet to begin, and the KV of each at most."""
+        self._done = {number: each for number, each in self._done.items() if not (each.finished or each.slot)}
+        return {number: self._limits.charge(_whole(each)) for number, each in self._done.items()}
+
+
+def _whole(session: Session) -> int:
+    """The tokens of its whole blocks, but for the last one, which must be computed to draw the next."""
+    return (len(session.tokens) - 1) // BLOCK * BLOCK

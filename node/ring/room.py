@@ -88,17 +88,18 @@ class Room:
     def size(self, lane: Lane) -> int:
         return self._padded([slot.session.reserved for slot in lane.slots()])
 
-    def find(self, session: Session, lanes: Sequence[Lane]) -> Lane | None:
-        """The lane that grows least by the session; None if there is no room.
+    def find(self, session: Session, lanes: Sequence[Lane], guests: Sequence[Session] = ()) -> Lane | None:
+        """The lane that grows least by the session; None if there is no room, as that of `guests` is promised.
 
         Where rows would be padded by more than the weights that a step of one more lane reads, such a lane is begun.
         """
         running = [slot.session for lane in lanes for slot in lane.slots()]
-        if not running:
+        if not running and not guests:
             return lanes[0]
         self._answers.estimate(each.generated for each in running)
         sizes = {lane.number: self._expected_size(lane) for lane in lanes}
-        is_full = len(running) >= self._max_rows * self._lanes
+        promised = sum(self._padded([self._expected_length(guest)]) for guest in guests)
+        is_full = len(running) + len(guests) >= self._max_rows * self._lanes
         open_lanes = [] if is_full else [lane for lane in lanes if len(lane.slots()) < self._max_rows]
         growth = {lane.number: self._expected_size(lane, session) - sizes[lane.number] for lane in open_lanes}
         has_enough_lanes = sum(1 for size in sizes.values() if size) >= self._lanes
@@ -108,15 +109,17 @@ class Room:
             return growth[lane.number] + self._limits.weights * is_extra, len(lane.slots())
 
         home = min(open_lanes, key=cost, default=None)
-        return home if home and sum(sizes.values()) + growth[home.number] <= self.budget else None
+        return home if home and promised + sum(sizes.values()) + growth[home.number] <= self.budget else None
 
     def _expected_size(self, lane: Lane, *guests: Session) -> int:
         """KV of a lane when its answers have ended, with more sessions if given."""
-        lengths = []
-        for session in (*(slot.session for slot in lane.slots()), *guests):
-            length = len(session.request.prompt) + self._answers.expected(session.generated) + HEADROOM
-            lengths.append(max(session.reserved, min(length, session.max_length)))
-        return self._padded(lengths)
+        return self._padded(
+            [self._expected_length(each) for each in (*(slot.session for slot in lane.slots()), *guests)]
+        )
+
+    def _expected_length(self, session: Session) -> int:
+        length = len(session.request.prompt) + self._answers.expected(session.generated) + HEADROOM
+        return max(session.reserved, min(length, session.max_length))
 
     def _padded(self, lengths: Sequence[int]) -> int:
         return len(lengths) * self._limits.charge(max(lengths)) if lengths else 0

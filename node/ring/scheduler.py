@@ -25,7 +25,6 @@ from node.ring.frame_rows import tokens_of_frame
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import Prefill
-from node.ring.restoring import Restoring
 from node.ring.session import Session, Slot
 
 MAX_STEPS = 16
@@ -46,7 +45,6 @@ class Scheduler:
         self._guesses = guesses
         self._family = RowFamily()
         self.admission = Admission(limits, plan, numbers, self.flight, stages)
-        self.restoring = Restoring(self.admission, numbers)
         self._begins_ahead = stages == 1 and plan.steps_back
         """Whether a lane's step can begin before the tokens of the last one are read."""
         self.guessed = 0

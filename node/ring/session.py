@@ -37,8 +37,6 @@ class Session:
     """Tokens whose KV it had when it lost its slot."""
     sought: bool = False
     """Its KV was looked for on disks."""
-    restores: bool = False
-    """It waits for KV from disks."""
     cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
     memory: Memory | None = None

@@ -5,7 +5,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 from unittest import mock
@@ -14,12 +14,14 @@ import pytest
 
 from node.core.errors import Overloaded
 from node.core.evaluation import ChunkResult, EvaluateRequest, Score
-from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
+from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Restore, Reuse, Take
 from node.core.generation import GenerateRequest, Sampling
+from node.core.models import ModelVersion
 from node.core.rings import Fence
 from node.core.row_family import RowFamily
 from node.engine.sampling import Sampled
 from node.engine.verdict import Verdict
+from node.kv.blocks import names_of
 from node.ring.admission import LONG_PROMPTS
 from node.ring.flight import Step
 from node.ring.lane import FIRST_NUMBER
@@ -31,6 +33,9 @@ from node.ring.session import Session
 
 Row = tuple[int, ...]
 GRID = 8
+BLOCK = 4
+"""Tokens of a block of KV on disks."""
+MIN_STORED = 8
 FAMILIES = [
     RowFamily(),
     RowFamily(((1, 1.0), (2, 1.05), (3, 1.15), (4, 1.3))),
@@ -79,6 +84,8 @@ class FakeStages:
         """Prefixes that a session took, and those that it got from another one that had taken them."""
         self.guesses: dict[int, int] = {}
         """Of lanes: tokens that may be taken back."""
+        self.disk: dict[str, Row] = {}
+        """Blocks by their names, each with all tokens up to its end."""
 
     def apply(self, op: CacheOp) -> None:
         match op:
@@ -95,10 +102,11 @@ class FakeStages:
                 self.numbers[lane] = [self.numbers[lane][row] for row in rows]
             case Drop(lane):
                 del self.lanes[lane], self.numbers[lane]
-            case Keep(lane, row, prefix, tokens):
+            case Keep(lane, row, prefix, tokens, chain):
                 here = self.lanes[lane][row]
                 assert tokens == len(here) or (self.trimmable and tokens < len(here))
                 self.prefixes[prefix] = here[:tokens]
+                self.disk |= {name: here[: k * BLOCK] for k, name in enumerate(names_of(chain), 1)}
             case Take(lane, prefix):
                 assert lane not in self.lanes
                 self.lanes[lane], self.numbers[lane] = [self.prefixes.pop(prefix)], [prefix]
@@ -117,6 +125,14 @@ class FakeStages:
                 self.guesses[lane] -= tokens
             case _:
                 raise AssertionError(op)
+
+    def restore(self, asked: Restore, most: int, extra: int) -> int:
+        """Make a prefix of what is on the disk, of which some stage has `most` blocks, and this one up to so many more."""
+        rows = [self.disk.get(name) for name in names_of(asked.chain)]
+        found = next((k for k, row in enumerate(rows) if row is None), len(rows))
+        if (here := min(found, most + extra)) and (row := rows[here - 1]):
+            self.prefixes[asked.number] = row
+        return min(found, most) * BLOCK
 
     def inherit(self, left: Mapping[int, Sequence[int]], behind: Callable[[], int]) -> list[Held]:
         """A ring of the same stages begins. Of each sequence some stage lacks the last `behind()` tokens, or all."""
@@ -186,6 +202,7 @@ class World:
             max_rows=self.random.choice([1, 3, 8, 16]),
             chunk=self.random.choice([4, 64, 256]),
             weights=random.Random(seed).choice([0, 50, 500, 1 << 20]),
+            stored=random.Random(seed).choice([None, ModelVersion("m")]),
         )
         self.family = random.Random(seed).choice(FAMILIES)
         self.trimmable = self.random.random() < 0.7
@@ -205,6 +222,12 @@ class World:
         self.replaced = 0
         self.kept = 0
         """Tokens of running sessions whose KV outlived their ring."""
+        self.of_disk = random.Random(seed)
+        self.asked: list[Restore] = []
+        """Of the disks, which have not answered yet."""
+        self.restored = 0
+        self.together_restored = 0
+        """How often several sessions waited for disks at once."""
         self.cached = 0
         self.together = 0
         """Prompts that shared a step with others."""
@@ -256,6 +279,8 @@ class World:
         if self.scheduler.flight.is_full:
             return False
         step = self.scheduler.next()
+        self.asked += self.scheduler.admission.restoring.pop_asked()
+        self.together_restored += len(self.asked) > 1
         if step is None:
             for op in self.scheduler.admission.pop_ops():
                 self.fake.apply(op)
@@ -270,6 +295,23 @@ class World:
         self.check_tokens(step)
         self.in_flight.append((step, self.fake.run(step)))
         return True
+
+    def advance(self) -> None:
+        self.send()
+        if self.asked and self.of_disk.random() < 0.3:
+            self.answer()
+        self.check_memory()
+
+    def answer(self) -> None:
+        """One of those that wait for disks gets what is there: all, some or nothing."""
+        asked = self.asked.pop(self.of_disk.randrange(len(self.asked)))
+        most, extra = self.of_disk.choice([0, 1, 3, 1000, 1000]), self.of_disk.choice([0, 2])
+        tokens = self.fake.restore(asked, most, extra)
+        before = self.scheduler.admission.prefixes.all().keys()
+        self.scheduler.admission.restored(asked, tokens)
+        self.restored += len(self.scheduler.admission.prefixes.all().keys() - before)
+        if self.of_disk.random() < 0.1:
+            self.fake.disk = {name: row for name, row in self.fake.disk.items() if self.of_disk.random() < 0.8}
 
     def check_prompts(self, step: Step) -> None:
         if step.lane >= FIRST_NUMBER:
@@ -353,6 +395,7 @@ class World:
     def lose_ring(self) -> None:
         """Replace the ring. The requests that it served are sent again with the tokens that they have received."""
         self.in_flight.clear()
+        self.asked.clear()
         self.count_guesses()
         left, asking = self.scheduler.admission.sequences(), self.scheduler.admission.sessions()
         self.scheduler = self.new_scheduler()
@@ -390,12 +433,23 @@ class World:
                 pass
             if self.in_flight:
                 self.land()
+            elif self.asked:
+                self.answer()
             elif not len(self.scheduler.admission.waiting) and not self.scheduler.admission.running:
                 return
         raise AssertionError("a request never ended")
 
 
 def run(seed: int) -> World:
+    blocks = (mock.patch(f"node.{room}.BLOCK", BLOCK) for room in ("kv.blocks", "ring.restoring"))
+    stored = (mock.patch(f"node.ring.{part}.MIN_STORED", MIN_STORED) for part in ("admission", "restoring"))
+    with ExitStack() as patches:
+        for patch in (*blocks, *stored):
+            patches.enter_context(patch)
+        return run_patched(seed)
+
+
+def run_patched(seed: int) -> World:
     long_prefix = mock.patch("node.ring.admission.LONG_PREFIX", 20 if seed % 2 else 200)
     worth_sharing = mock.patch("node.ring.sharing.WORTH_SHARING", MIN_TOKENS if seed % 2 else 30)
     with long_prefix, worth_sharing, mock.patch("node.ring.prefill.GRID", GRID):
@@ -413,8 +467,7 @@ def live(world: World) -> World:
             case x if x < 0.145:
                 world.lose_ring()
             case x if x < 0.6:
-                world.send()
-                world.check_memory()
+                world.advance()
             case _:
                 if world.in_flight:
                     world.land()
@@ -451,6 +504,8 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
     assert sum(world.cached for world in worlds) > 0  # prefixes were really reused
     assert sum(world.fake.taken for world in worlds) > 0
     assert block or sum(world.fake.shared for world in worlds) > 0
+    assert sum(world.restored for world in worlds) > 30
+    assert sum(world.together_restored for world in worlds) > 50
     assert sum(world.kept for world in worlds) > 500
     assert sum(world.together for world in worlds) > 50
     assert sum(world.ahead for world in worlds) > 50
@@ -766,6 +821,89 @@ def test_a_ring_that_ends_before_it_has_restored_kv_loses_none() -> None:
         number: 60,
         number + 1: 61,
     }
+
+
+# --- KV from disks ------------------------------------------------------------------------------------------------
+
+
+def with_disk(**changed: int) -> Scheduler:
+    given = {"context": 8192, "max_sessions": 2, "chunk": 512} | changed
+    return scheduler_of(replace(limits(**given), stored=ModelVersion("m")), stages=1)
+
+
+def asked_of(scheduler: Scheduler) -> list[Restore]:
+    return scheduler.admission.restoring.pop_asked()
+
+
+def test_sessions_that_come_at_once_all_wait_for_their_kv() -> None:
+    scheduler = with_disk()
+    sessions = [request(3000, 5), request(3000, 5, first=1500), request(20, 5, first=4000)]
+    for session in sessions:
+        scheduler.admission.submit(session)
+    assert turn(scheduler).rows[0].session is sessions[2], "a short one begins at once"
+    first, second = asked_of(scheduler)
+    scheduler.admission.restored(second, second.tokens)
+    scheduler.admission.restored(first, first.tokens // 2 // 256 * 256)
+    scheduler.admission.admit()
+    assert [session.cached_tokens for session in sessions] == [1280, 2816, 0]
+
+
+def test_a_session_that_comes_while_there_is_no_room_waits_for_its_kv_when_there_is() -> None:
+    scheduler = with_disk(max_sessions=1)
+    running, comes = request(4000, 4000), request(3000, 5, first=1)
+    scheduler.admission.submit(running)
+    scheduler.next()
+    (asked,) = asked_of(scheduler)
+    scheduler.admission.submit(comes)
+    scheduler.next()
+    scheduler.admission.restored(asked, 0)
+    turn(scheduler)
+    assert running.slot
+    assert not asked_of(scheduler)
+    scheduler.admission.finish(running, keep=False)
+    scheduler.next()
+    assert [each.tokens for each in asked_of(scheduler)] == [2816]
+
+
+def test_the_room_of_a_session_that_waits_for_its_kv_is_given_to_no_other() -> None:
+    scheduler = with_disk(max_sessions=1)
+    waits, comes = request(6000, 5), request(900, 3000, first=1000)
+    scheduler.admission.submit(waits)
+    scheduler.next()
+    (asked,) = asked_of(scheduler)
+    scheduler.admission.submit(comes)
+    assert scheduler.next() is None
+    scheduler.admission.restored(asked, asked.tokens)
+    assert turn(scheduler).rows[0].session is waits
+    assert waits.cached_tokens == asked.tokens
+    assert scheduler.admission.tokens_used <= scheduler.admission.room.budget
+
+
+def test_what_came_from_disks_for_a_session_makes_no_room_for_later_ones() -> None:
+    scheduler = with_disk(max_sessions=1)
+    ends, waits = request(700, 200, first=1000), request(5000, 5)
+    scheduler.admission.submit(ends)
+    step = scheduler.next()
+    assert step
+    scheduler.admission.submit(waits)
+    scheduler.next()
+    (asked,) = asked_of(scheduler)
+    scheduler.admission.restored(asked, asked.tokens)
+    for number in range(9):  # prefixes that would not fit beside it
+        scheduler.admission.prefixes.add(number, [number] * 800)
+    scheduler.admission.evict()
+    assert asked.number in scheduler.admission.prefixes.all()
+
+
+def test_a_prompt_whose_kv_is_on_its_way_for_another_session_is_not_asked_for_again() -> None:
+    scheduler = with_disk(max_sessions=4)
+    for _ in range(3):
+        scheduler.admission.submit(request(3000, 5))
+    assert scheduler.next() is None
+    (asked,) = asked_of(scheduler)
+    scheduler.admission.restored(asked, asked.tokens)
+    assert turn(scheduler)
+    assert not asked_of(scheduler)
 
 
 # --- prompts that run together ------------------------------------------------------------------------------------
