@@ -132,13 +132,17 @@ class Restore:
     number: SequenceId
     """Of the prefix to be made."""
     tokens: int
-    """Those that all stages so far have: whole blocks, and 0 once one stage has fewer than `least`."""
+    """Those that all stages so far have, or may still find: whole blocks, and 0 if there is no prefix."""
     least: int
     """Fewer are of no use."""
     chain: bytes
-    """The names of the blocks; see node.kv.blocks."""
+    """The names of the blocks, see node.kv.blocks; empty if the stages were asked before."""
     seconds: float
-    """Time that the stages may still take: that in which the tokens could be computed."""
+    """Time that each stage may take: that in which the tokens could be computed."""
+    pending: bool = False
+    """One of the stages so far is still looking."""
+    longest: int = 0
+    """The most tokens that one of the stages so far has."""
 
 
 @dataclass(frozen=True, slots=True)

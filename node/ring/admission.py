@@ -204,15 +204,15 @@ class Admission:
         can_restore = self.plan.trimmable and self.may_reuse(session)
         return can_restore and self.restoring.ask(session, here, self.chunk_size.token_s)
 
-    def restored(self, asked: Restore, tokens: int) -> None:
-        """All stages have made a prefix of the first `tokens` of what they were asked for."""
+    def restored(self, asked: Restore, told: Restore) -> None:
+        """The stages have looked for what they were `asked` for; `told`: what all of them have made a prefix of."""
         session = self.restoring.end(asked.number)
-        known = session.tokens[: min(tokens, asked.tokens)]
+        known = session.tokens[: min(told.tokens, asked.tokens)]
         if len(known) < asked.least:
             self.ops.append(Forget(asked.number))  # some stages may have it
-        elif len(known) == asked.tokens:
+        elif told.longest == told.tokens:
             self.ops += [Forget(old) for old in self.prefixes.add(asked.number, known)]
-        else:  # a stage that had more time may have more of them
+        else:
             self.prefixes.inherit(asked.number, known)
         self.evict()
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from node.core.clock import now
 from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost, as_pippin_error, error_from
-from node.core.frames import CacheOp, Frame, Held, Restore, SequenceId
+from node.core.frames import CacheOp, Forget, Frame, Held, Restore, SequenceId
 from node.core.reports import RingTraffic
 from node.core.rings import Ring
 from node.engine.compute import Compute
@@ -20,9 +20,12 @@ from node.ring.pipeline import OpenLink, Pipeline
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session
 from node.ring.stored_kv import StoredKv
+from node.ring.taking import Taking
 
 log = logging.getLogger(__name__)
 
+ASK_S = 0.1
+"""How often the stages are asked whether they have KV that they take from disks."""
 WATCH_S = 1.0
 """How often the driver checks whether a step takes too long."""
 RATE_S = 5.0
@@ -69,8 +72,11 @@ class Driver:
         self._held: tuple[Held, ...] = ()
         """KV of `_leftover` that this stage has. The other stages are asked for theirs before anything else is sent."""
         self._stored = stored
-        self._restoring: dict[SequenceId, tuple[Restore, asyncio.Task[None]]] = {}
-        """What the stages are asked to take from disks, and the tasks that do so here."""
+        self._taking = Taking(stored, runner)
+        self._restoring: dict[SequenceId, asyncio.Task[None]] = {}
+        """Each asks the stages for KV from disks, until none is looking any more."""
+        self._told: dict[SequenceId, asyncio.Future[Restore]] = {}
+        """What the other stages will say."""
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
         self._requests = 0
@@ -105,8 +111,9 @@ class Driver:
             self._ended = reason
             self._leftover = {**self._leftover, **self._admission.sequences()}
             self._pipeline.close()
-            for _, task in self._restoring.values():
+            for task in self._restoring.values():
                 task.cancel()
+            self._taking.end()
             for session in self._admission.sessions():
                 self._admission.fail(session, reason)
             self._wake.set()
@@ -180,7 +187,7 @@ class Driver:
             step = scheduler.next()
             for asked in self._admission.restoring.pop_asked():
                 task = asyncio.create_task(self._restore(asked), name=f"KV for {self.ring.id}")
-                self._restoring[asked.number] = asked, task
+                self._restoring[asked.number] = task
             if step:
                 await self._send(step)
             elif ops := self._admission.pop_ops():
@@ -280,8 +287,8 @@ class Driver:
             if before:
                 await before
         elif sent and sent.restore:
-            # A stage that knows of no KV on disks sends none.
-            self._restored(sent.restore.number, frame.restore.tokens if frame.restore else 0)
+            # A stage that knows of no KV on disks drops the question.
+            self._told.pop(sent.restore.number).set_result(frame.restore or replace(sent.restore, tokens=0))
         elif sent:
             self._begin_with(frame.held)
 
@@ -339,25 +346,35 @@ class Driver:
     # --- KV on disks --------------------------------------------------------------------------------------------------
 
     async def _restore(self, asked: Restore) -> None:
-        """Take KV from disks for a session that waits for it. Root of a task: any error ends the ring."""
-        assert self._stored
+        """Have all stages take KV from disks for a session that waits for it. Root of a task: any error ends the ring."""
+        number, told = asked.number, asked
         try:
-            here = await self._stored.restore(self.runner, asked)
-            if self._alone or not here.tokens:
-                self._restored(here.number, here.tokens)
-            elif not self._ended:
-                self._pipeline.open()
-                await self._pipeline.send(self._pipeline.frame(restore=here))
+            while told.tokens >= asked.least:
+                told = await self._ask(told)
+                if not told.pending:
+                    break
+                told = replace(told, chain=b"", pending=False, longest=0)
+                await self._taking.wait(number, ASK_S)
+            if told.tokens < asked.least:
+                self._taking.forget([Forget(number)])
+            self._admission.restored(asked, told)
+            del self._restoring[number]
+            self._wake.set()
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("KV could not be taken from the disk")
             self.end(as_pippin_error(error))
 
-    def _restored(self, number: SequenceId, tokens: int) -> None:
-        """All stages have made a prefix of so many tokens."""
-        asked, _ = self._restoring.pop(number)
-        self._admission.restored(asked, tokens)
-        self._wake.set()
+    async def _ask(self, asked: Restore) -> Restore:
+        """What all stages have of it now."""
+        here = self._taking.told(asked)
+        if self._alone or here.tokens < asked.least:
+            return here
+        told: asyncio.Future[Restore] = asyncio.get_running_loop().create_future()
+        self._told[asked.number] = told
+        self._pipeline.open()
+        await self._pipeline.send(self._pipeline.frame(restore=here))
+        return await told
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -187,7 +187,7 @@ class Rings:
                 if part.role:
                     part.role.end(failed)
             if self._stored:
-                await self._stored.device_failed()
+                self._group.create_task(self._stored.device_failed(), name="KV of a failed device")
 
     # --- following the placement ------------------------------------------------------------------------------------
 

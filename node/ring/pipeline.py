@@ -27,7 +27,7 @@ class InFlight:
     seq: int
     begun_at: float
     restore: Restore | None = None
-    """What this stage has on its disk."""
+    """What the other stages are asked to take from disks."""
 
 
 class Pipeline:

@@ -7,13 +7,14 @@ than a step of a prompt, and a thread of the pool writes it. What is not written
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 from node.core.clock import now
 from node.core.errors import Overloaded, PippinError
-from node.core.frames import CacheOp, Keep, Restore
+from node.core.frames import CacheOp, Keep
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.nodes import Address
 from node.core.pool import Pool
@@ -23,10 +24,17 @@ from node.engine.runner import Runner
 from node.kv.blocks import BLOCK, names_of
 from node.kv.exchange import Exchange, part_of, sources
 
+if TYPE_CHECKING:
+    from node.ring.taking import Part
+
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 _MAX_WAITING = 64
 """Prefixes that wait to be stored. Further ones are not stored."""
+HANGS_S = 5.0
+"""Time after which a job of the disk that has not ended means that the disk hangs: nothing is read from it until it has."""
 FLUSH_S = 5.0
 """Maximum time for which a ring that ends for good waits until its KV is stored."""
 
@@ -67,7 +75,8 @@ class StoredKv:
         """The device of this node has failed: what it computed may be wrong."""
         self._waiting.clear()
         await self.flush()
-        await self.pool.run(self.exchange.store.drop_written)
+        with suppress(Overloaded):
+            await self.pool.run(self.exchange.store.drop_written)
 
     def forget(self, runner: Runner) -> None:
         """Store no more of a ring that has ended: its weights are to be free."""
@@ -101,63 +110,71 @@ class StoredKv:
 
     # --- from disks ---------------------------------------------------------------------------------------------------
 
-    async def restore(self, runner: Runner, asked: Restore) -> Restore:
-        """Make a prefix of what this node and the others have on their disks for this stage; returns how much that is."""
-        begun = now()
-        blocks = await self._gather(runner, asked)
-        whole = await self.compute.run_pieces(runner.restore(asked.number, blocks)) if blocks else 0
+    async def restore(self, runner: Runner, part: "Part") -> int:
+        """Make a prefix of what this node and the others have on their disks for this stage. Returns its tokens; 0 if there is none."""
+        begun, asked = now(), part.asked
+        blocks = await self._gather(runner, part)
+        if len(blocks) * BLOCK < asked.least:
+            return 0
+        whole = await self.compute.run_pieces(runner.restore(asked.number, blocks))
         if whole is not None and whole < len(blocks):
-            await self.pool.run(self.exchange.store.discard, names_of(asked.chain)[whole])
-        tokens = (whole or 0) * BLOCK if (whole or 0) * BLOCK >= asked.least else 0
-        if tokens:
-            log.info("took KV of %d tokens from disk in %.2f s", tokens, now() - begun)
-        return replace(asked, tokens=tokens, seconds=max(0.0, asked.seconds - (now() - begun)))
+            self._begin(self.exchange.store.discard, names_of(asked.chain)[whole])
+        if whole:
+            log.info("took KV of %d tokens from disk in %.2f s", whole * BLOCK, now() - begun)
+        return (whole or 0) * BLOCK
 
-    async def _gather(self, runner: Runner, asked: Restore) -> list[Block]:
-        """The first blocks of a chain, as many as there are and can be read in time; none if they are too few."""
-        names, caches = names_of(asked.chain)[: asked.tokens // BLOCK], runner.blocks_of
-        if not caches:
-            return []
-        lacking = [set(caches) - self.exchange.store.held(name, caches) for name in names]
-        count, asking = sources({}, lacking)
-        until = asyncio.get_running_loop().time() + asked.seconds
-        if count < len(names):
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
-                    count, asking = await self.exchange.ask(part_of(asked.chain, range(len(names))), lacking)
-        if count * BLOCK < max(asked.least, 1):
-            return []
-        blocks: list[Block] = [{} for _ in range(count)]
+    async def _gather(self, runner: Runner, part: "Part") -> list[Block]:
+        """The first blocks of a chain, as many as are in reach of all stages and can be read in time."""
+        names, caches = names_of(part.asked.chain)[: part.asked.tokens // BLOCK], runner.blocks_of
+        blocks: list[Block] = [{} for _ in names]
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout(part.asked.seconds):
+                lacking = [set(caches) - self._held(name, caches) for name in names]
+                count, asking = sources({}, lacking)
+                if count < len(names):
+                    chain = part_of(part.asked.chain, range(len(names)))
+                    count, asking = await self.exchange.ask(chain, lacking)
+                part.reach = min(part.reach, count * BLOCK)
+                if part.reach < part.asked.least:
+                    return []
                 await asyncio.gather(
-                    self._read(names, caches, blocks),
-                    *(self._fetch(runner, asked.chain, source, wanted, blocks) for source, wanted in asking.items()),
+                    self._read(names, caches, part, blocks),
+                    *(self._fetch(runner, part, source, wanted, blocks) for source, wanted in asking.items()),
                 )
-        whole = next((k for k, block in enumerate(blocks) if len(block) < len(caches)), count)
-        await self.pool.run(self.exchange.store.used, names[:whole])
-        return blocks[:whole]
+        whole = next((k for k, block in enumerate(blocks) if len(block) < len(caches)), len(blocks))
+        self._begin(self.exchange.store.used, names[:whole])
+        return blocks[: min(whole, part.reach // BLOCK)]
 
-    async def _read(self, names: Sequence[str], caches: range, blocks: Sequence[Block]) -> None:
+    def _begin(self, job: Callable[[T], object], what: T) -> None:
+        """A job of the disk for which nobody waits, as a disk may hang."""
+        with suppress(Overloaded):
+            self.pool.submit(job, what)
+
+    def _held(self, name: str, caches: range) -> set[int]:
+        """The caches of a block that can be read from this node's disk."""
+        return set() if self.pool.oldest_s() > HANGS_S else self.exchange.store.held(name, caches)
+
+    async def _read(self, names: Sequence[str], caches: range, part: "Part", blocks: Sequence[Block]) -> None:
         """Read what is on this node's disk, as long as that is not overloaded."""
         with suppress(Overloaded):
-            for name, block in zip(names, blocks, strict=False):
-                if self.exchange.store.held(name, caches):
-                    block.update(await self.pool.run(self.exchange.store.read, name, caches))
+            for k, name in enumerate(names):
+                if (k + 1) * BLOCK > part.reach:
+                    return
+                if self._held(name, caches):
+                    blocks[k].update(await self.pool.run(self.exchange.store.read, name, caches))
 
     async def _fetch(
         self,
         runner: Runner,
-        chain: bytes,
+        part: "Part",
         source: tuple[Address, range],
         wanted: Sequence[int],
         blocks: Sequence[Block],
     ) -> None:
         peer, caches = source
-        wanted = [k for k in wanted if k < len(blocks)]
-        fetched = self.exchange.fetch(peer, part_of(chain, wanted), caches, runner.block_bytes)
-        async with aclosing(fetched) as parts:
+        fetched = self.exchange.fetch(peer, part_of(part.asked.chain, wanted), caches, runner.block_bytes)
+        async with aclosing(fetched) as found:
             for k in wanted:
-                if (part := await anext(parts, None)) is None:
+                if (k + 1) * BLOCK > part.reach or (kv := await anext(found, None)) is None:
                     return
-                blocks[k].update(part)
+                blocks[k].update(kv)

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
 from node.core.errors import BadRequest, PippinError, RingLost, StaleFence, as_pippin_error
-from node.core.frames import Failure, Frame, Restore
+from node.core.frames import Failure, Frame
 from node.core.rings import Ring
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.ring.pipeline import OpenLink
 from node.ring.stored_kv import StoredKv
+from node.ring.taking import Taking
 from node.rpc.link import FrameLink
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Worker:
         self.ring = ring
         self._is_last = is_last
         self._stored = stored
+        self._taking = Taking(stored, runner)
         self._compute = compute
         self.runner = runner
         self._open_link = open_link
@@ -94,6 +96,7 @@ class Worker:
         if self._ended:
             return  # cancelled a second time, the link before would end without an answer, and its sender would wait
         self._ended = reason
+        self._taking.end()
         if self._link:
             self._link.close()
         if self._upstream and self._upstream is not asyncio.current_task():
@@ -119,17 +122,11 @@ class Worker:
             raise BadRequest(f"Frame {frame.seq} of {frame.fence} came when {self._seq} of {self.ring.fence} was due.")
         self._seq += 1
         await self._may_queue.acquire()
+        self._taking.forget(frame.ops)
         job = self._compute.queue(self.runner.relay, frame, last=self._is_last)
-        if frame.restore:
-            job = asyncio.ensure_future(self._restore(frame.restore, job))
         self._relayed.put_nowait((frame, job))
         if self._stored:
             self._stored.keep(self.runner, self.ring.model, frame.ops)
-
-    async def _restore(self, asked: Restore, job: asyncio.Future[Frame]) -> Frame:
-        """The frame with what this stage has of the KV on disks. Frames behind it are computed meanwhile, but not sent on."""
-        frame, none = await job, replace(asked, tokens=0)
-        return replace(frame, restore=await self._stored.restore(self.runner, asked) if self._stored else none)
 
     async def _send_relayed(self) -> None:
         """Send the frames on, in the order in which they came."""
@@ -139,6 +136,8 @@ class Worker:
                 assert self._link
                 try:
                     frame = await job
+                    if frame.restore:
+                        frame = replace(frame, restore=self._taking.told(frame.restore))
                 except PippinError as error:
                     log.error("ring %s: frame %d failed: %s", self.ring.id, frame.seq, error)
                     failure = Failure(error.code, error.message, error.hint)

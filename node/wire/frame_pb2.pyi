@@ -45,18 +45,22 @@ class Header(_message.Message):
     def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ..., unverified: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ...) -> None: ...
 
 class Restore(_message.Message):
-    __slots__ = ("number", "tokens", "least", "chain", "seconds")
+    __slots__ = ("number", "tokens", "least", "chain", "seconds", "pending", "longest")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LEAST_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_FIELD_NUMBER: _ClassVar[int]
     number: int
     tokens: int
     least: int
     chain: bytes
     seconds: float
-    def __init__(self, number: _Optional[int] = ..., tokens: _Optional[int] = ..., least: _Optional[int] = ..., chain: _Optional[bytes] = ..., seconds: _Optional[float] = ...) -> None: ...
+    pending: bool
+    longest: int
+    def __init__(self, number: _Optional[int] = ..., tokens: _Optional[int] = ..., least: _Optional[int] = ..., chain: _Optional[bytes] = ..., seconds: _Optional[float] = ..., pending: _Optional[bool] = ..., longest: _Optional[int] = ...) -> None: ...
 
 class Fault(_message.Message):
     __slots__ = ("row", "start", "end")

@@ -308,7 +308,8 @@ class World:
         most, extra = self.of_disk.choice([0, 1, 3, 1000, 1000]), self.of_disk.choice([0, 2])
         tokens = self.fake.restore(asked, most, extra)
         before = self.scheduler.admission.prefixes.all().keys()
-        self.scheduler.admission.restored(asked, tokens)
+        told = replace(asked, tokens=tokens, longest=len(self.fake.prefixes.get(asked.number, ())))
+        self.scheduler.admission.restored(asked, told)
         self.restored += len(self.scheduler.admission.prefixes.all().keys() - before)
         if self.of_disk.random() < 0.1:
             self.fake.disk = {name: row for name, row in self.fake.disk.items() if self.of_disk.random() < 0.8}
@@ -835,6 +836,10 @@ def asked_of(scheduler: Scheduler) -> list[Restore]:
     return scheduler.admission.restoring.pop_asked()
 
 
+def restored(scheduler: Scheduler, asked: Restore, tokens: int) -> None:
+    scheduler.admission.restored(asked, replace(asked, tokens=tokens, longest=tokens))
+
+
 def test_sessions_that_come_at_once_all_wait_for_their_kv() -> None:
     scheduler = with_disk()
     sessions = [request(3000, 5), request(3000, 5, first=1500), request(20, 5, first=4000)]
@@ -842,8 +847,8 @@ def test_sessions_that_come_at_once_all_wait_for_their_kv() -> None:
         scheduler.admission.submit(session)
     assert turn(scheduler).rows[0].session is sessions[2], "a short one begins at once"
     first, second = asked_of(scheduler)
-    scheduler.admission.restored(second, second.tokens)
-    scheduler.admission.restored(first, first.tokens // 2 // 256 * 256)
+    restored(scheduler, second, second.tokens)
+    restored(scheduler, first, first.tokens // 2 // 256 * 256)
     scheduler.admission.admit()
     assert [session.cached_tokens for session in sessions] == [1280, 2816, 0]
 
@@ -856,7 +861,7 @@ def test_a_session_that_comes_while_there_is_no_room_waits_for_its_kv_when_there
     (asked,) = asked_of(scheduler)
     scheduler.admission.submit(comes)
     scheduler.next()
-    scheduler.admission.restored(asked, 0)
+    restored(scheduler, asked, 0)
     turn(scheduler)
     assert running.slot
     assert not asked_of(scheduler)
@@ -873,7 +878,7 @@ def test_the_room_of_a_session_that_waits_for_its_kv_is_given_to_no_other() -> N
     (asked,) = asked_of(scheduler)
     scheduler.admission.submit(comes)
     assert scheduler.next() is None
-    scheduler.admission.restored(asked, asked.tokens)
+    restored(scheduler, asked, asked.tokens)
     assert turn(scheduler).rows[0].session is waits
     assert waits.cached_tokens == asked.tokens
     assert scheduler.admission.tokens_used <= scheduler.admission.room.budget
@@ -888,7 +893,7 @@ def test_what_came_from_disks_for_a_session_makes_no_room_for_later_ones() -> No
     scheduler.admission.submit(waits)
     scheduler.next()
     (asked,) = asked_of(scheduler)
-    scheduler.admission.restored(asked, asked.tokens)
+    restored(scheduler, asked, asked.tokens)
     for number in range(9):  # prefixes that would not fit beside it
         scheduler.admission.prefixes.add(number, [number] * 800)
     scheduler.admission.evict()
@@ -901,7 +906,7 @@ def test_a_prompt_whose_kv_is_on_its_way_for_another_session_is_not_asked_for_ag
         scheduler.admission.submit(request(3000, 5))
     assert scheduler.next() is None
     (asked,) = asked_of(scheduler)
-    scheduler.admission.restored(asked, asked.tokens)
+    restored(scheduler, asked, asked.tokens)
     assert turn(scheduler)
     assert not asked_of(scheduler)
 
