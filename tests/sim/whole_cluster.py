@@ -225,9 +225,8 @@ def _mishap(world: World, rng: random.Random) -> None:
             rings = [ring.id for process in world.processes() for ring in process.placed()]
             world.net.sick |= dict.fromkeys(rings[:1], "breaks")
             world.tell(f"frames of {rings[:1]} break their links")
-        case "disk":
-            machine.disk_is_full = not machine.disk_is_full
-            world.tell(f"the disk of {machine.name} {'is full' if machine.disk_is_full else 'has room again'}")
+        case "disk" | "hang" as what:
+            _disk_mishap(world, machine, what)
         case "poison":
             world.poison(machine, head=rng.choice(["", "stranger", machine.name]))
         case "cancel":
@@ -236,7 +235,16 @@ def _mishap(world: World, rng: random.Random) -> None:
             _network_mishap(world, rng, mishap)
 
 
-RARE = ("memory", "poison", "disk", "sick")
+def _disk_mishap(world: World, machine: Machine, what: str) -> None:
+    if what == "disk":
+        machine.disk_is_full = not machine.disk_is_full
+    else:
+        machine.disk_hangs = not machine.disk_hangs
+    is_full, hangs = machine.disk_is_full, machine.disk_hangs
+    world.tell(f"the disk of {machine.name} {'is full' if is_full else 'has room'} and {'hangs' if hangs else 'works'}")
+
+
+RARE = ("memory", "poison", "disk", "hang", "sick")
 NETWORK = ("split", "break", "heal", "weather")
 
 
@@ -277,7 +285,7 @@ def _calm_down(world: World) -> None:
     world.until(lambda: not any(process.loop.stopped_until > world.timeline.now for process in world.processes()), 10.0)
     world.run(2.0)  # nodes that say goodbye are gone by then
     for machine in world.machines.values():
-        machine.disk_is_full = False
+        machine.disk_is_full = machine.disk_hangs = False
         machine.start()
     world.until(lambda: all(map(world.ended, world.asks)), CALM_S)
 

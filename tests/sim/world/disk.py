@@ -7,13 +7,13 @@ import io
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from node.core.clock import now
 from node.core.frames import Tensor
 from node.kv.blocks import Damaged, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from tests.sim.world.cluster import World
     from tests.sim.world.machine import Machine
 
 BLOCK = 8
@@ -34,12 +34,29 @@ def as_keys(tensor: Tensor) -> list[int]:
 class DiskPool:
     """In place of node.core.pool.Pool: a job takes a moment."""
 
-    def __init__(self, world: World) -> None:
-        self._rng = world.of_disks
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._rng = machine.world.of_disks
+        self._waiting: dict[object, float] = {}
+        """When each job that has not ended was begun."""
 
     async def run(self, job: Callable[..., Any], *args: Any) -> Any:
-        await asyncio.sleep(self._rng.uniform(0.0005, 0.02))
-        return job(*args)
+        self._waiting[token := object()] = now()
+        try:
+            await asyncio.sleep(self._rng.uniform(0.0005, 0.02))
+            if self._machine.disk_hangs:
+                await asyncio.Event().wait()
+            return job(*args)
+        finally:
+            del self._waiting[token]
+
+    def submit(self, job: Callable[..., Any], *args: Any) -> None:
+        """A job for which nobody waits."""
+        if not self._machine.disk_hangs:
+            job(*args)
+
+    def oldest_s(self) -> float:
+        return max((now() - begun for begun in self._waiting.values()), default=0.0)
 
 
 class DiskStore:

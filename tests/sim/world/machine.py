@@ -83,6 +83,8 @@ class Machine:
         self.powered = True
         self.term = 0
         self.disk_is_full = False
+        self.disk_hangs = False
+        """That of KV: no job ends."""
         self.kv: dict[str, dict[tuple[int, int], bytes]] = {}
         """Blocks of KV on its disk: by name and caches."""
         self.incarnation = 0
@@ -193,7 +195,7 @@ class Process:
         self.book = AddressBook(self.name, client, (), anywhere=True)
         self.agent = Agent(self.info, self.machine.term, self.book, self._report, self._save_term)
         self.heartbeats = Heartbeats(self.agent, client)
-        pool: Any = DiskPool(self.world)
+        pool: Any = DiskPool(self.machine)
         store: Any = DiskStore(self.machine)
         self.kv = Exchange(store, pool, client, self.agent.others, self.agent.is_member)
         self.rings = Rings(
