@@ -505,8 +505,8 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
     assert sum(world.cached for world in worlds) > 0  # prefixes were really reused
     assert sum(world.fake.taken for world in worlds) > 0
     assert block or sum(world.fake.shared for world in worlds) > 0
-    assert sum(world.restored for world in worlds) > 30
-    assert sum(world.together_restored for world in worlds) > 50
+    assert sum(world.restored for world in worlds) > 10
+    assert sum(world.together_restored for world in worlds) > 10
     assert sum(world.kept for world in worlds) > 500
     assert sum(world.together for world in worlds) > 50
     assert sum(world.ahead for world in worlds) > 50
@@ -885,7 +885,7 @@ def test_the_room_of_a_session_that_waits_for_its_kv_is_given_to_no_other() -> N
 
 
 def test_what_came_from_disks_for_a_session_makes_no_room_for_later_ones() -> None:
-    scheduler = with_disk(max_sessions=1)
+    scheduler = with_disk(max_sessions=2)
     ends, waits = request(700, 200, first=1000), request(5000, 5)
     scheduler.admission.submit(ends)
     step = scheduler.next()
@@ -894,7 +894,7 @@ def test_what_came_from_disks_for_a_session_makes_no_room_for_later_ones() -> No
     scheduler.next()
     (asked,) = asked_of(scheduler)
     restored(scheduler, asked, asked.tokens)
-    for number in range(9):  # prefixes that would not fit beside it
+    for number in range(20):  # prefixes that would not fit beside it
         scheduler.admission.prefixes.add(number, [number] * 800)
     scheduler.admission.evict()
     assert asked.number in scheduler.admission.prefixes.all()

@@ -19,7 +19,7 @@ from unittest import mock
 
 from node.cluster.commands import APPLIED_S
 from tests.sim.world.cluster import ToTimeline, World
-from tests.sim.world.disk import BLOCK
+from tests.sim.world.disk import BLOCK, HANG_S
 from tests.sim.world.loop import Violation
 from tests.sim.world.machine import Machine, Process
 from tests.sim.world.model import MB, FakeDraft, FakeRunner, fake_load, fake_measure
@@ -283,9 +283,12 @@ def _calm_down(world: World) -> None:
     _heal(world)
     _clear_up(world)
     world.until(lambda: not any(process.loop.stopped_until > world.timeline.now for process in world.processes()), 10.0)
-    world.run(2.0)  # nodes that say goodbye are gone by then
+    hung = any(machine.disk_hangs for machine in world.machines.values())
     for machine in world.machines.values():
-        machine.disk_is_full = machine.disk_hangs = False
+        machine.disk_hangs = False
+    world.run(HANG_S + 2.0 if hung else 2.0)  # nodes that say goodbye are gone by then
+    for machine in world.machines.values():
+        machine.disk_is_full = False
         machine.start()
     world.until(lambda: all(map(world.ended, world.asks)), CALM_S)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from node.core.clock import now
 from node.core.frames import Tensor
 from node.kv.blocks import Damaged, decode, encode
+from node.ring.stored_kv import HANGS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 BLOCK = 8
 """Tokens of a block, in place of 256: the prompts of this world are short."""
+HANG_S = HANGS_S + 1
+"""How long a job takes while the disk hangs."""
 DAMAGE = 0.02
 """Of the files that are read."""
 
@@ -45,7 +48,7 @@ class DiskPool:
         try:
             await asyncio.sleep(self._rng.uniform(0.0005, 0.02))
             if self._machine.disk_hangs:
-                await asyncio.Event().wait()
+                await asyncio.sleep(HANG_S)
             return job(*args)
         finally:
             del self._waiting[token]

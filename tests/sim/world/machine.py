@@ -84,7 +84,7 @@ class Machine:
         self.term = 0
         self.disk_is_full = False
         self.disk_hangs = False
-        """That of KV: no job ends."""
+        """No job for KV ends in time."""
         self.kv: dict[str, dict[tuple[int, int], bytes]] = {}
         """Blocks of KV on its disk: by name and caches."""
         self.incarnation = 0
