@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _MAX_WAITING = 64
 """Prefixes that wait to be stored. Further ones are not stored."""
 HANGS_S = 5.0
-"""Time after which a job of the disk that has not ended means that the disk hangs: nothing is read from it until it has."""
+"""Time after which a job of the disk that has not ended means that the disk hangs: no KV is taken until it has."""
 FLUSH_S = 5.0
 """Maximum time for which a ring that ends for good waits until its KV is stored."""
 
@@ -127,9 +127,11 @@ class StoredKv:
         """The first blocks of a chain, as many as are in reach of all stages and can be read in time."""
         names, caches = names_of(part.asked.chain)[: part.asked.tokens // BLOCK], runner.blocks_of
         blocks: list[Block] = [{} for _ in names]
+        if self.pool.oldest_s() > HANGS_S:
+            return []
         with suppress(TimeoutError):
             async with asyncio.timeout(part.asked.seconds):
-                lacking = [set(caches) - self._held(name, caches) for name in names]
+                lacking = [set(caches) - self.exchange.store.held(name, caches) for name in names]
                 count, asking = sources({}, lacking)
                 if count < len(names):
                     chain = part_of(part.asked.chain, range(len(names)))
@@ -150,17 +152,13 @@ class StoredKv:
         with suppress(Overloaded):
             self.pool.submit(job, what)
 
-    def _held(self, name: str, caches: range) -> set[int]:
-        """The caches of a block that can be read from this node's disk."""
-        return set() if self.pool.oldest_s() > HANGS_S else self.exchange.store.held(name, caches)
-
     async def _read(self, names: Sequence[str], caches: range, part: "Part", blocks: Sequence[Block]) -> None:
         """Read what is on this node's disk, as long as that is not overloaded."""
         with suppress(Overloaded):
             for k, name in enumerate(names):
                 if (k + 1) * BLOCK > part.reach:
                     return
-                if self._held(name, caches):
+                if self.exchange.store.held(name, caches):
                     blocks[k].update(await self.pool.run(self.exchange.store.read, name, caches))
 
     async def _fetch(
