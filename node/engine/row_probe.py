@@ -27,13 +27,13 @@ Counts = tuple[int, ...]
 
 MOST = 5
 """Most tokens of a step that is tried. So many tokens are computed with steps of each count."""
-CONTEXTS = (64, 1100, 4200, 8300)
-"""Tokens before them: on both sides of the lengths at which attention on Metal changes its kernels."""
+CONTEXTS = (64, 1100, 4200, 8300, 16_500, 33_000, 66_000)
+"""Tokens before them: between the lengths at which attention on Metal changes its kernels, and beyond the last one."""
 _MOST_S = 4.0
 """A Mac needs much less."""
 _TRIAL = 40
 """Steps of a trial: for each count, with three numbers of right tokens, those that compute MOST tokens."""
-_MOST_KV = 256 * 2**20
+_MOST_KV = 512 * 2**20
 """Bytes of KV of a layer with the longest context that is tried."""
 _WARM_UP = 8
 """Tokens whose KV the others are made of."""
@@ -46,16 +46,19 @@ def equal_rows(stage: Stage, layer_s: float, head_s: float) -> Generator[float, 
 
     A generator of pieces, for `Compute.run_pieces`. It tries one layer of each kind, alone, and at the driver the head: the KV
     of one layer suffices, and a hundred equal layers take no longer than two. That takes _TRIAL steps of each of them, with
-    each context and in the caches of a single session and of several. `layer_s` and `head_s`, the seconds of such a step of one
-    token, say how many contexts a device tries in about _MOST_S; one that is too slow for the first has ((1,),), as has a model
-    whose caches can't be trimmed. Contexts longer than the model's, and those with more KV than _MOST_KV, are left out.
+    each of the model's contexts and in the caches of a single session and of several. What was not tried is not proven: a device
+    that would need more than about _MOST_S has ((1,),), as have layers with more KV than _MOST_KV, and a model whose caches can't
+    be trimmed. `layer_s`, `head_s`: the seconds of such a step of one token.
     """
     plan, kinds = stage.plan, _of_each_kind(stage)
     # A CPU's kernels for attention do not depend on the context otherwise.
     tried = CONTEXTS if is_gpu() else CONTEXTS[:2]
     contexts = [context for context in tried if context + MOST <= plan.max_context]
-    contexts = contexts[: max(0, int((_MOST_S - _TRIAL * head_s) / (2 * _TRIAL * len(kinds) * layer_s)))]
     if not plan.trimmable or not contexts:
+        return ((1,),)
+    seconds = _TRIAL * (head_s + 2 * len(contexts) * len(kinds) * layer_s)
+    kv_bytes = max(sum(cost.bytes_for(contexts[-1]) for cost in plan.kv[start:end]) for start, end in kinds)
+    if seconds > _MOST_S or kv_bytes > _MOST_KV:
         return ((1,),)
     groups: tuple[Counts, ...] = (tuple(range(1, MOST + 1)),)
     try:
@@ -73,9 +76,8 @@ def _parts(stage: Stage, kinds: Sequence[tuple[int, int]], contexts: Sequence[in
     if stage.start == 0:
         yield _Head(stage, dtype)
     for context, (start, end) in product(contexts, kinds):
-        if sum(cost.bytes_for(context) for cost in plan.kv[start:end]) <= _MOST_KV:
-            for batched in (False, True) if plan.batchable else (False,):
-                yield _Layers(Stage(stage.model, plan, start, end, 0), dtype, context, batched=batched)
+        for batched in (False, True) if plan.batchable else (False,):
+            yield _Layers(Stage(stage.model, plan, start, end, 0), dtype, context, batched=batched)
 
 
 def _of_each_kind(stage: Stage) -> list[tuple[int, int]]:

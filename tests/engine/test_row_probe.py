@@ -98,7 +98,7 @@ def test_what_differs_with_a_long_context_or_after_others_have_left_counts(tmp_p
 
     layer.self_attn = Odd(inner, place)
     assert probe(stage) == ((1, 2, 3), (4, 5))
-    assert probe(stage, layer_s=0.016) == ALL, "a slow device tries short contexts only"
+    assert probe(stage, layer_s=0.016) == ((1,),), "a slow device would try short contexts only"
     layer.self_attn = Odd(inner, lambda x, mask, cache: float(isinstance(mask, mx.array) and x.shape[1] > 1))
     assert probe(stage) == ((1,), (2, 3, 4, 5))
 
@@ -109,6 +109,22 @@ def test_a_device_that_is_too_slow_and_a_model_that_cannot_go_back_keep_to_one_t
     assert at_a_stretch(equal_rows(stage, 1e-6, 0.1)) == ((1,),), "a slow head"
     assert probe(load(shared_model(CONFIGURATIONS["mamba2"]), 0, 2)) == ((1,),)
     assert probe(load(shared_model(CONFIGURATIONS["gemma3_text"]), 0, 4)) == ((1,),)
+
+
+def test_contexts_that_would_not_be_tried_are_not_taken_for_proven(monkeypatch):
+    stage = load(shared_model(LONG), 0, 2)
+    monkeypatch.setattr(row_probe, "_MOST_KV", sum(cost.bytes_for(1100) for cost in stage.plan.kv[:1]))
+    assert probe(stage) == ALL
+    monkeypatch.setattr(row_probe, "_MOST_KV", row_probe._MOST_KV - 1)
+    assert probe(stage) == ((1,),)
+
+
+def test_on_a_gpu_kernels_that_change_far_beyond_the_beginning_are_found(monkeypatch, tmp_path):
+    stage = load(write_model(tmp_path, LONG | {"max_position_embeddings": 20_000}), 0, 1)
+    layer = find_layers(stage.model)[0]
+    layer.self_attn = Odd(layer.self_attn, lambda x, mask, cache: float(cache.offset >= 16_384 and x.shape[1] > 3))
+    monkeypatch.setattr(row_probe, "is_gpu", lambda: True)
+    assert probe(stage) == ((1, 2, 3), (4, 5))
 
 
 def test_it_takes_the_steps_that_it_says(monkeypatch):
