@@ -227,7 +227,7 @@ class Runner:
             # No guess, but its session may end with the token, which nobody has read yet.
             begun = self._begin(replace(after, unverified=1), drawn.tokens) if drawn and early else None
             if drawn:
-                results, right = self._read(drawn, frame.faults), 0
+                results, right = self._read(drawn, draws, frame.faults), 0
             else:
                 results, right = self._judge(logits, draws, guesses, frame.faults)
             _look_ahead(results, draws)
@@ -256,19 +256,19 @@ class Runner:
         guesses: Sequence[int],
         faults: Sequence[NonFiniteRow] = (),
         beside: Sequence[mx.array] = (),
-    ) -> tuple[list[Sampled | StepFailed], int]:
+    ) -> tuple[list[Sampled | PippinError], int]:
         """Draw the token after each token of a step of one session, as long as the guesses at them are right.
 
         `draws`: each after the guesses before it, so it is of use only if these are right, and then it has the session's
         true history. `guesses`: those of the step, and those in flight behind it. Returns the results, of which only the
         last one is not what was guessed, if any; and how many guesses are right, the first one behind the step included.
         """
-        results: list[Sampled | StepFailed] = []
+        results: list[Sampled | PippinError] = []
         # A grammar has to be told each token before it allows the next one.
         size = 1 if draws[0].constraint else len(draws)
         for begin in range(0, len(draws), size):
             drawn = begin_draw(logits[begin : begin + size], draws[begin : begin + size], beside)
-            for result in self._read(drawn, faults, begin):
+            for result in self._read(drawn, draws[begin : begin + size], faults, begin):
                 right = len(results)
                 results.append(result)
                 if draws[right].ends(_token(result)) or [*guesses[right : right + 1]] != [_token(result)]:
@@ -323,7 +323,7 @@ class Runner:
                 draws = [replace(draw, position=draw.position + 1) for draw in draws]
                 hidden = self._stage.run(frame.lane, drawn.tokens, unverified=1, deferred=self._together)
                 following = begin_draw(self._stage.finish(hidden), draws, self._beside(frame.lane))
-                results = self._read(drawn)
+                results = self._read(drawn, draws)
                 if not left or _ends(results, draws) or time.monotonic() > until or not go_on():
                     following.after = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
                     self._stage.lanes.lane(frame.lane).ahead = following
@@ -332,15 +332,18 @@ class Runner:
                 self._note_success()
                 yield Verdict(results, begun=frame)
                 drawn = following
-            results = self._read(drawn)
+            results = self._read(drawn, draws)
             _look_ahead(results, draws)
             yield Verdict(results)
 
-    def _read(self, drawn: Drawn, faults: Sequence[NonFiniteRow] = (), first: int = 0) -> list[Sampled | StepFailed]:
-        """`first`: number of the first row."""
+    def _read(
+        self, drawn: Drawn, draws: Sequence[Draw], faults: Sequence[NonFiniteRow] = (), first: int = 0
+    ) -> list[Sampled | PippinError]:
+        """The token of each row, or why it has none. `first`: number of the first row."""
         return [
-            self._not_finite(row, faults) if sampled.token == NO_TOKEN else sampled
-            for row, sampled in enumerate(drawn.read(), first)
+            (draw.constraint and draw.constraint.error)
+            or (self._not_finite(row, faults) if sampled.token == NO_TOKEN else sampled)
+            for row, (sampled, draw) in enumerate(zip(drawn.read(), draws, strict=True), first)
         ]
 
     def _not_finite(self, row: int, faults: Sequence[NonFiniteRow]) -> StepFailed:
@@ -376,17 +379,17 @@ class Runner:
             return replace(frame, tokens=None, lengths=()) if last else frame
 
 
-def _token(result: Sampled | StepFailed) -> int:
+def _token(result: Sampled | PippinError) -> int:
     return result.token if isinstance(result, Sampled) else NO_TOKEN
 
 
-def _ends(results: Sequence[Sampled | StepFailed], draws: Sequence[Draw]) -> bool:
+def _ends(results: Sequence[Sampled | PippinError], draws: Sequence[Draw]) -> bool:
     """Whether a session ends with its result."""
     pairs = zip(results, draws, strict=False)
-    return any(isinstance(each, StepFailed) or draw.ends(each.token) for each, draw in pairs)
+    return any(isinstance(each, PippinError) or draw.ends(each.token) for each, draw in pairs)
 
 
-def _look_ahead(results: Sequence[Sampled | StepFailed], draws: Sequence[Draw]) -> None:
+def _look_ahead(results: Sequence[Sampled | PippinError], draws: Sequence[Draw]) -> None:
     """Have each grammar find what it forces after its session's last token: a step with guesses may have drawn several."""
     last = {draw.constraint: (draw, result) for draw, result in zip(draws, results, strict=False)}
     for constraint, (draw, result) in last.items():

@@ -211,8 +211,7 @@ class Slot:
             return result
         if isinstance(result, ChunkResult):
             return self.evaluation.add(result) if self.evaluation else None
-        error = self.session.constraint.error if self.session.constraint else None
-        return error or self.session.accept(result.token, result.logprob, result.top)
+        return self.session.accept(result.token, result.logprob, result.top)
 
 
 class PartialEvaluation:

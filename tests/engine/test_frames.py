@@ -29,7 +29,7 @@ from node.ring.limits import RingLimits
 from node.ring.pipeline import Pipeline
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session
-from node.text.constraint import Constraint
+from node.text.constraint import Constraint, GrammarLost
 from tests.engine.configurations import CONFIGURATIONS, each
 from tests.engine.models import PROMPT_TOKENS, load, prompt, shared_model
 from tests.engine.test_quantized_kv import config as with_wide_heads
@@ -285,3 +285,32 @@ def test_a_session_that_is_alone_again_has_the_same_bits(name: str) -> None:
     plain = answer((), guesses=False)
     for every in EVERY:
         assert answer(predicted(plain, every), guesses=True) == plain
+
+
+class LosesItsWay:
+    """A grammar that allows any token, and can't be followed after four."""
+
+    def __init__(self) -> None:
+        self.error: PippinError | None = None
+        self.forced: list[int] = []
+        self.memory = 0
+
+    def allowed(self, generated: Sequence[int]) -> None:
+        if len(generated) >= 4:
+            self.error = GrammarLost("It can't be followed.")
+
+    def look_ahead(self, token: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_tokens_before_a_grammar_is_lost_in_mid_frame_are_delivered(number):
+    ring, request = stages("llama", number), asked(GREEDY)
+    expected = [event.token for event in Played(ring, FROM_ONE, guesses=False).answer(request)]
+    played = Played(ring, FROM_ONE)
+    grammar: Any = LosesItsWay()
+    session = Session(replace(request, prediction=tuple(expected)), grammar)
+    with pytest.raises(AssertionError, match="can't be followed"):
+        played.answers([session])
+    assert max(played.tokens) > 3, "the grammar is lost in mid-frame"
+    assert session.tokens[len(request.prompt) :] == expected[:4]
