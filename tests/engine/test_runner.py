@@ -21,7 +21,8 @@ def test_whatever_a_model_raises_is_a_failed_step(error: Exception) -> None:
         raise error
 
     dropped = []
-    stage = SimpleNamespace(plan=SimpleNamespace(vocabulary=5), run=run, lanes=SimpleNamespace(apply=dropped.append))
+    plan, lanes = SimpleNamespace(vocabulary=5, kv=()), SimpleNamespace(apply=dropped.append)
+    stage: Any = SimpleNamespace(plan=plan, run=run, lanes=lanes, start=0, end=1, blocks_of=())
     runner = Runner(stage, Path(), Faults())
     with pytest.raises(StepFailed) as failure:
         runner.begin(Frame("r", Fence(1, 1), 0, lane=0), [[1]])
