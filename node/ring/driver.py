@@ -11,6 +11,7 @@ from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost, as
 from node.core.frames import CacheOp, Forget, Frame, Held, Restore, SequenceId
 from node.core.reports import RingTraffic
 from node.core.rings import Ring
+from node.core.row_family import RowFamily
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.engine.verdict import Verdict
@@ -60,6 +61,8 @@ class Driver:
         self._pipeline = Pipeline(ring, open_link, self.end)
         self._scheduler, self._admission = scheduler, scheduler.admission
         self._guessing = guessing or Guessing()
+        self._family: RowFamily | None = None
+        """Of the steps of a single session; known from the first request on."""
         self._wake = asyncio.Event()
         """There may be a step to send."""
         self._ended: PippinError | None = None
@@ -134,8 +137,8 @@ class Driver:
         """Queue a session. Raises the errors of Admission.submit, and RingLost after the ring's end."""
         if self._ended:
             raise self._ended
-        if not self._requests:
-            self._scheduler.keep_to(self._guessing.family())
+        self._family = self._guessing.family(self._family)
+        self._scheduler.keep_to(self._family)
         self._requests += 1
         session.memory = self._guessing.memory
         if replaced := self._admission.submit(session):

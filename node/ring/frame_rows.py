@@ -13,14 +13,19 @@ MARGIN = 1.03
 """How many times as fast as a smaller frame a larger one must be by the formula: costs are measured with some error."""
 
 
-def family_of_ring(stages: Sequence[Sequence[RowFamily]]) -> RowFamily:
+def family_of_ring(stages: Sequence[Sequence[RowFamily]], kept: RowFamily | None = None) -> RowFamily:
     """Which counts a ring keeps to, by what each of its stages has proven; a stage that says nothing has proven one token.
 
     Of the families that all stages have in common it is that of frames of one token, if a larger frame is not too dear; else
-    that of frames of two, if they cost little more; else that of one token alone.
+    that of frames of two, if they cost little more; else that of one token alone. With the one that a ring has `kept` to, its
+    counts at what they cost by later measurements.
     """
     known = [[dict(family.costs) for family in families] or [{1: 1.0}] for families in stages]
     common = reduce(_common, known) if known else []
+    if kept:
+        before = dict(kept.costs)
+        costs = next((family for family in common if family.keys() >= before.keys()), before)
+        return _family({count: costs[count] for count in before})
     with_one = next((family for family in common if 1 in family), {})
     if len(with_one) > 1 and sorted(with_one.items())[1][1] < DEAR:
         return _family(with_one)

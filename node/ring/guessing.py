@@ -56,8 +56,10 @@ class Guessing:
     source: Source | None = None
     is_wire_slow: Callable[[], bool] = lambda: False
     """See Flight.wire_is_slow. It is asked once a second, as paths change."""
-    family: Callable[[], RowFamily] = RowFamily
-    """What all stages have proven of the rows of a step. It is asked at the first request, when all of them are ready."""
+    family: Callable[[RowFamily | None], RowFamily] = lambda _: RowFamily()
+    """What all stages have proven of the rows of a step. It is asked at the first request, when all of them are ready; and with
+    its answer at each later one, as the costs of the first measurement may be wrong.
+    """
     memory: Memory = field(default_factory=Memory)
     """What was said in this ring; or in all of the node, so that it outlives rings."""
     failure: str = ""

@@ -113,17 +113,17 @@ class Roles:
         loaded.leftover_tokens = {}
         return driver
 
-    def _family(self, part: RingPart) -> RowFamily:
+    def _family(self, part: RingPart, kept: RowFamily | None) -> RowFamily:
         """What the stages of a ring that this node drives have proven. One of which nothing is heard has proven nothing."""
         ring, heard = part.ring, {report.info.id: report for report in self._agent.alive()}
         told = [
             next((stage.families for stage in heard[node].stages if stage.ring == ring.id), ()) if node in heard else ()
             for node in ring.nodes[1:]
         ]
-        family = family_of_ring([self._shards.speeds.families(part.shard), *told])
-        log.info(
-            "ring %s: steps of a single session have %s tokens", ring.id, " or ".join(str(n) for n, _ in family.costs)
-        )
+        family = family_of_ring([self._shards.speeds.families(part.shard), *told], kept)
+        if not kept:
+            counts = " or ".join(str(count) for count, _ in family.costs)
+            log.info("ring %s: steps of a single session have %s tokens", ring.id, counts)
         return family
 
     def _open_link(self, node: str, on_broken: Callable[[PippinError], None]) -> FrameLink:

@@ -53,7 +53,9 @@ class Scheduler:
         self._steps_since_chunk = 0
 
     def keep_to(self, family: RowFamily) -> None:
-        """Before the first session: how many tokens the steps of a single session have, for as long as the ring lives."""
+        """How many tokens the steps of a single session have, the same for as long as the ring lives; later ones only tell what
+        these cost by then.
+        """
         # Where caches can't be trimmed, each step can be taken back as a whole only.
         if self.admission.plan.trimmable:
             self._family = family

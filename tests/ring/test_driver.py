@@ -16,6 +16,7 @@ from node.core.frames import CacheOp, Failure, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
+from node.core.row_family import RowFamily
 from node.engine.sampling import Draw, Sampled
 from node.engine.verdict import Following, StepFailed, Verdict
 from node.ring.driver import Driver
@@ -247,7 +248,9 @@ class FirstRunner(FakeRunner):
 
 
 @asynccontextmanager
-async def first_of_two(runner: FirstRunner, frames: Callable[[NextHop], AsyncIterator[Frame]]) -> AsyncIterator[Driver]:
+async def first_of_two(
+    runner: FirstRunner, frames: Callable[[NextHop], AsyncIterator[Frame]], guessing: Guessing | None = None
+) -> AsyncIterator[Driver]:
     """The driver of a ring of two stages, which gets `frames` back."""
     ended.clear()
     chunks.clear()
@@ -255,7 +258,7 @@ async def first_of_two(runner: FirstRunner, frames: Callable[[NextHop], AsyncIte
     limits, next_hop = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128), NextHop()
     scheduler = Scheduler(limits, runner.plan, numbers, 2)
     fakes: tuple[Any, Any, Any] = FakeCompute(), runner, next_hop.open
-    driver = Driver(ring, scheduler, *fakes, on_ended, leftover={}, guessing=Guessing())
+    driver = Driver(ring, scheduler, *fakes, on_ended, leftover={}, guessing=guessing or Guessing())
 
     async def serve() -> None:
         coming = frames(next_hop)
@@ -334,3 +337,20 @@ async def test_a_guess_waits_for_the_step_that_came_back_before_it() -> None:
     assert [event.accepted_prediction_tokens for event in events] == list(range(1, 201))
     assert driver.traffic().right_guesses > 150
     assert runner.most == 2, "one for each stage"
+
+
+async def test_each_request_asks_what_the_steps_of_the_rings_family_cost_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = [RowFamily(((1, 1.0), (2, cost))) for cost in (1.0, 1.3, 1.4)]
+    asked, kept = [], []
+    monkeypatch.setattr(Scheduler, "keep_to", lambda _, family: kept.append(family))
+
+    def family(before: RowFamily | None) -> RowFamily:
+        asked.append(before)
+        return told[len(asked) - 1]
+
+    async with first_of_two(FirstRunner(), at_once, Guessing(family=family)) as driver:
+        for _ in told:
+            await answer(driver, (7, 8), 3)
+    assert (asked, kept) == ([None, *told[:2]], told)

@@ -107,3 +107,10 @@ ONE = family(1)
 def test_a_ring_keeps_to_what_all_its_stages_have_proven(stages, expected):
     assert family_of_ring(stages) == expected
     assert family_of_ring(stages[::-1]) == expected
+
+
+@pytest.mark.parametrize("now", [RowFamily(((1, 1.0), (2, 1.8), (3, 2.4))), RowFamily(((1, 1.0), (2, 1.2)))])
+def test_the_counts_of_a_ring_stay_and_their_costs_are_those_of_the_last_measurement(now):
+    disturbed = family_of_ring([[RowFamily(((1, 1.0), (2, 1.0)))]])
+    assert family_of_ring([[now]], disturbed) == RowFamily(now.costs[:2]), "also where it would not be chosen now"
+    assert family_of_ring([[], [now]], disturbed) == disturbed, "a stage of which nothing is heard"
