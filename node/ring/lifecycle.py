@@ -7,7 +7,7 @@ a successor loads nothing, and computes only the KV that some stage lost.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from node.core.units import format_bytes
 from node.core.warning_codes import Code
 from node.engine.compute import Compute
 from node.engine.device import MIN_CHUNK
+from node.engine.runner import Runner
 from node.host.memory import stranded
 from node.placement.footprint import stage_bytes
 from node.ring import requests
@@ -220,9 +221,7 @@ class Rings:
             for loading in unwanted:
                 loading.cancel()
             await asyncio.wait(unwanted)
-        succeeding = {shape_of(ring) for ring, _ in stages}
-        for part in gone:
-            await self._leave(part, (*gone, *self._parts.values()), succeeding)
+        await self._leave_all(gone, {shape_of(ring) for ring, _ in stages})
         self._leaving = []
         # A load that was cancelled or failed leaves memory to free, too.
         unfinished = any(part.report.state not in (StageState.READY, StageState.ENDED) for part in gone)
@@ -246,23 +245,26 @@ class Rings:
         report = StageReport(ring.id, Shard(ring.version, stage.start, stage.end), StageState.FETCHING)
         return RingPart(ring, ring.draft if ring.driver == self._me else None, report)
 
-    async def _leave(self, part: RingPart, others: Iterable[RingPart], succeeding: Container[Shape]) -> None:
-        """End this node's part in a ring. No reference to its role may stay, as it holds the weights. `succeeding`: shapes of the
-        rings to come.
-        """
+    async def _leave_all(self, gone: Sequence[RingPart], succeeding: Container[Shape]) -> None:
+        """End this node's parts in these rings. `succeeding`: shapes of the rings to come, which inherit KV."""
+        others = (*gone, *self._parts.values())
+        left = [(part, runner) for part in gone if (runner := await self._leave(part, others))]
+        if self._stored:
+            await self._stored.flush([runner for part, runner in left if shape_of(part.ring) not in succeeding])
+            self._stored.forget([runner for _, runner in left])
+
+    async def _leave(self, part: RingPart, others: Iterable[RingPart]) -> Runner | None:
+        """End this node's part in a ring. No reference to its role or runner may stay, as these hold the weights."""
         role, part.role = part.role, None
         if role is None:
-            return
+            return None
         log.info("ring %s: left", part.ring.id)
         # Another ring that runs on these layers would never ask for the KV.
         keep = not any(other.role and other.shard == part.shard for other in others)
         left = await role.close(replaced(part.ring.id), keep=keep)
-        if self._stored:
-            if shape_of(part.ring) not in succeeding:
-                await self._stored.flush()
-            self._stored.forget(role.runner)
         if keep and (loaded := self._shards.get(part.shard)):
             loaded.leftover_tokens, loaded.shape = left, shape_of(part.ring)
+        return role.runner
 
     # --- loading ----------------------------------------------------------------------------------------------------
 

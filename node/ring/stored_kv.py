@@ -6,8 +6,7 @@ than a step of a prompt, and a thread of the pool writes it. What is not written
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -18,6 +17,7 @@ from node.core.frames import CacheOp, Keep
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.nodes import Address
 from node.core.pool import Pool
+from node.core.signal import Signal
 from node.engine.compute import Compute
 from node.engine.kv_blocks import Block
 from node.engine.runner import Runner
@@ -36,7 +36,7 @@ _MAX_WAITING = 64
 HANGS_S = 5.0
 """Time after which a job of the disk that has not ended means that the disk hangs: no KV is taken until it has."""
 FLUSH_S = 5.0
-"""Maximum time for which a ring that ends for good waits until its KV is stored."""
+"""Maximum time for which rings that end for good wait until their KV is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,10 @@ class StoredKv:
     compute: Compute
     pool: Pool
     """Reads and writes the disk."""
-    _waiting: deque[_Kept] = field(default_factory=deque[_Kept])
+    _unstored: list[_Kept] = field(default_factory=list[_Kept])
+    """The first one is being stored, until it is no longer in the list."""
+    _stored: Signal = field(default_factory=Signal)
+    """One of them is stored."""
     _storing: asyncio.Task[None] | None = None
 
     # --- to the disk --------------------------------------------------------------------------------------------------
@@ -61,41 +64,49 @@ class StoredKv:
         """Begin to store the prefixes that these operations make; their job must be queued already."""
         for op in ops:
             wanted = isinstance(op, Keep) and op.chain and runner.blocks_of and self.exchange.store.may_write
-            if isinstance(op, Keep) and wanted and len(self._waiting) < _MAX_WAITING:
-                self._waiting.append(_Kept(runner, model, op))
-        if self._waiting and (self._storing is None or self._storing.done()):
+            if isinstance(op, Keep) and wanted and len(self._unstored) < _MAX_WAITING:
+                self._unstored.append(_Kept(runner, model, op))
+        if self._unstored and (self._storing is None or self._storing.done()):
             self._storing = asyncio.create_task(self._store_all(), name="KV to disk")
 
-    async def flush(self) -> None:
-        """Wait until what is to be stored is on the disk, but not for long."""
-        if self._storing:
-            await asyncio.wait([self._storing], timeout=FLUSH_S)
+    async def flush(self, runners: Collection[Runner] | None = None) -> None:
+        """Wait until what is to be stored of these rings, or of all, is on the disk, but not for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                while any(runners is None or kept.runner in runners for kept in self._unstored):
+                    await self._stored.wait()
+
+    def forget(self, runners: Collection[Runner]) -> None:
+        """Store no more of these rings, which have ended: their weights are to be free."""
+        self._unstored = [kept for kept in self._unstored if kept.runner not in runners]
 
     async def device_failed(self) -> None:
         """The device of this node has failed: what it computed may be wrong."""
-        self._waiting.clear()
-        await self.flush()
+        self._unstored.clear()
+        if self._storing:
+            await asyncio.wait([self._storing], timeout=FLUSH_S)
         with suppress(Overloaded):
             await self.pool.run(self.exchange.store.drop_written)
 
-    def forget(self, runner: Runner) -> None:
-        """Store no more of a ring that has ended: its weights are to be free."""
-        self._waiting = deque(kept for kept in self._waiting if kept.runner is not runner)
-
     async def _store_all(self) -> None:
-        while self._waiting:
-            kept = self._waiting.popleft()
+        while self._unstored:
+            kept = self._unstored[0]
             try:
                 await self._store(kept)
             except (PippinError, *MLX_ERRORS) as error:
                 log.warning("KV of %s is not stored: %s", kept.model, error)
-            del kept
+            if kept in self._unstored:
+                self._unstored.remove(kept)
+            del kept  # it holds the weights
+            self._stored.notify()
 
     async def _store(self, kept: _Kept) -> None:
         store, caches, names = self.exchange.store, kept.runner.blocks_of, names_of(kept.op.chain)
         room = store.budget
         await self.pool.run(store.used, names)  # else new ones might drive out the first
         for index, name in enumerate(names):
+            if kept not in self._unstored:
+                return
             if len(store.held(name, caches)) < len(caches):
                 block = await self.compute.run(kept.runner.block, kept.op.prefix, index)
                 if block is None or not store.may_write:

@@ -1,5 +1,7 @@
 """What a stage's prefixes become on the disk."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,12 +36,54 @@ class Runner:
         return kv(0, 1)
 
 
-async def keep(store: KvStore, runner: Runner, chain: bytes) -> None:
+def made(store: KvStore) -> StoredKv:
     pool: Any = Pool("kv", 1, 64)
     exchange: Any = Exchange(store, pool, None, lambda: (), lambda _: True)  # type: ignore[arg-type]
-    stored = StoredKv(exchange, Compute(), pool)  # type: ignore[arg-type]
-    stored.keep(runner, "m", [Keep(0, 0, 1, len(chain) // 16 * BLOCK, chain)])  # type: ignore[arg-type]
-    await stored.flush()
+    return StoredKv(exchange, Compute(), pool)  # type: ignore[arg-type]
+
+
+def begin(stored: StoredKv, runner: Any, chain: bytes) -> None:
+    stored.keep(runner, "m", [Keep(0, 0, 1, len(chain) // 16 * BLOCK, chain)])
+
+
+async def keep(store: KvStore, runner: Any, chain: bytes) -> None:
+    begin(stored := made(store), runner, chain)
+    await stored.flush([runner])
+
+
+class SlowRunner(Runner):
+    """Its first block is cut when `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def block(self, prefix: int, index: int) -> Any:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return super().block(prefix, index)
+
+
+class Thread(Compute):
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.to_thread(function, *args)
+
+
+async def test_a_ring_waits_for_its_own_kv_only_and_a_forgotten_one_is_stored_no_further(tmp_path: Path) -> None:
+    store, slow, other = KvStore(tmp_path / "kv", 9 * SIZE), SlowRunner(), Runner()
+    store.open()
+    stored = made(store)
+    stored.compute = Thread()  # type: ignore[assignment]
+    begin(stored, slow, CHAIN)
+    assert await asyncio.to_thread(slow.begun.wait, 60)
+    await stored.flush([other])  # type: ignore[list-item]
+    assert not slow.go_on.is_set()
+    assert slow.cut == []
+    begin(stored, other, CHAIN[: 2 * 16])
+    stored.forget([slow])  # type: ignore[list-item]
+    slow.go_on.set()
+    await stored.flush([other])  # type: ignore[list-item]
+    assert (slow.cut, other.cut) == ([0], [1])
 
 
 async def test_of_a_sequence_larger_than_the_budget_the_first_blocks_are_stored_once(tmp_path: Path) -> None:
