@@ -12,6 +12,7 @@ from node.engine.device import probe_tokens
 from node.engine.ghosts import find_layers
 from node.engine.graph import weights_in
 from node.engine.speed import measure
+from node.engine.stage import Stage
 from tests.engine.configurations import CONFIGURATIONS, LAYERS, TYPICAL
 from tests.engine.models import at_a_stretch, load, prompt, same, write_model
 
@@ -91,3 +92,24 @@ def test_a_slow_stage_times_fewer_steps_of_several_tokens(seconds, timed, tmp_pa
     monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     found = at_a_stretch(measure(stage, ((1,), (2, 4), (3,), (5,))))
     assert list(found.seconds) == timed
+
+
+@pytest.mark.parametrize(("end", "ahead"), [(LAYERS, True), (LAYERS - 1, False)], ids=["whole", "part"])
+def test_a_step_of_one_token_is_timed_as_the_ring_runs_it(end, ahead, tmp_path, monkeypatch):
+    stage = load(write_model(tmp_path, CONFIGURATIONS["llama"]), 0, end)
+    seen, run = [], Stage.run
+
+    def noted(self, lane, tokens, *args, **kwargs):
+        seen.append(tokens.shape[1])
+        return run(self, lane, tokens, *args, **kwargs)
+
+    def perf_counter():
+        seen.append("clock")
+        return 0.01 * seen.count("clock")
+
+    monkeypatch.setattr(Stage, "run", noted)
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=perf_counter))
+    assert list(at_a_stretch(measure(stage, ((1, 2),))).seconds) == [1, 2]
+    one, two = ["clock", 1, "clock"], ["clock", 2, "clock"]
+    expected = [*([1] if ahead else []), *one, *two]
+    assert seen[-len(expected) :] == expected
