@@ -220,7 +220,8 @@ class Runner:
         with self._step(frame.lane):
             assert frame.lane is not None
             lane, guesses = frame.lane, following.guesses
-            logits = self._stage.finish(unpack(frame.tensors), unverified=frame.unverified)
+            # None is drawn after padding, which is at a step's end.
+            logits = self._stage.finish(unpack(frame.tensors), unverified=frame.unverified)[: len(draws)]
             drawn = None if guesses else begin_draw(logits, draws)
             after = replace(frame, ops=(), tokens=None, faults=(), unverified=0, every=False)
             early = drawn and following.chain and self.plan.steps_back
@@ -314,7 +315,7 @@ class Runner:
                     return
                 logits, beside = self._stage.finish(hidden, lengths, unverified=unverified), self._beside(frame.lane)
                 if unverified:
-                    results, right = self._judge(logits, draws, tokens[0][1:], beside=beside)
+                    results, right = self._judge(logits, draws, tokens[0][1 : len(draws)], beside=beside)
                     _look_ahead(results, draws)
                     yield Verdict(results, right)
                     return

@@ -35,12 +35,14 @@ class Step:
     unverified: int = 0
     """See Frame.unverified."""
     padding: int = 0
-    """So many of the guesses, the last ones, nobody guessed: they only make the step as long as it has to be."""
+    """So many of the tokens, the last ones, nobody guessed: they only make the step as long as it has to be. They are wrong
+    whatever is drawn, and no step follows them.
+    """
 
     @property
     def guesses(self) -> tuple[int, ...]:
         """Those behind the step's first token."""
-        return self.tokens[0][1:] if self.unverified else ()
+        return self.tokens[0][1 : len(self.tokens[0]) - self.padding] if self.unverified else ()
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -114,7 +116,7 @@ class Flight:
         self._wrong.update(wrong)
         if left := [each for each in behind if each not in wrong]:
             self._lanes[step.lane] = left
-        return max(0, own - right) + sum(len(each.tokens[0]) for each in wrong)
+        return max(0, own - right) + step.padding + sum(len(each.tokens[0]) for each in wrong)
 
     # --- a lane, or a step ---
 
@@ -134,7 +136,11 @@ class Flight:
         """The guessed tokens in flight."""
         certain = self._lanes.get(lane, ())[:1]
         own = [token for step in certain for token in step.guesses]
-        return own + [token for step in self._guesses(lane) for token in step.tokens[0]]
+        return own + [token for step in self._guesses(lane) for token in (step.tokens[0][0], *step.guesses)]
+
+    def is_padded(self, lane: SequenceId) -> bool:
+        """Whether the lane's last step in flight has tokens that nobody guessed."""
+        return any(step.padding for step in self._lanes.get(lane, ())[-1:])
 
     def _guesses(self, lane: SequenceId) -> list[Step]:
         return [step for step in self._lanes.get(lane, ())[1:] if step.unverified]

@@ -12,6 +12,9 @@ CHEAP = 1.15
 MARGIN = 1.03
 """How many times as fast as a smaller frame a larger one must be by the formula: costs are measured with some error."""
 
+PERIOD = 1024
+"""Kernels for attention change where the tokens of a session, those of the step included, come to multiples of so many."""
+
 
 def family_of_ring(stages: Sequence[Sequence[RowFamily]], kept: RowFamily | None = None) -> RowFamily:
     """Which counts a ring keeps to, by what each of its stages has proven; a stage that says nothing has proven one token.
@@ -31,6 +34,15 @@ def family_of_ring(stages: Sequence[Sequence[RowFamily]], kept: RowFamily | None
         return _family(with_one)
     from_two = next((family for family in common if 2 in family and 1 not in family), {})
     return _family(from_two) if from_two and from_two[2] <= CHEAP else RowFamily()
+
+
+def most_at(position: int, family: RowFamily) -> int:
+    """Most tokens that a step gives a session, whose first one is at this position.
+
+    A step that reaches across a multiple of PERIOD has other kernels than a shorter one, for all of its tokens. So each token
+    at less than the family's largest count before one is the first of a step of the least count.
+    """
+    return max(1, PERIOD - family.costs[-1][0] - position % PERIOD)
 
 
 def _common(one: Sequence[dict[int, float]], other: Sequence[dict[int, float]]) -> list[dict[int, float]]:

@@ -120,7 +120,9 @@ class Roles:
             next((stage.families for stage in heard[node].stages if stage.ring == ring.id), ()) if node in heard else ()
             for node in ring.nodes[1:]
         ]
-        family = family_of_ring([self._shards.speeds.families(part.shard), *told], kept)
+        stages = [self._shards.speeds.families(part.shard), *told]
+        # Without guesses, further tokens would only take time.
+        family = family_of_ring(stages, kept) if self._options.guesses else RowFamily()
         if not kept:
             counts = " or ".join(str(count) for count, _ in family.costs)
             log.info("ring %s: steps of a single session have %s tokens", ring.id, counts)

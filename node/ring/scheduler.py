@@ -21,7 +21,7 @@ from node.engine.plan import Plan
 from node.engine.verdict import Following, RowResult, Verdict
 from node.ring.admission import Admission
 from node.ring.flight import Flight, Step
-from node.ring.frame_rows import tokens_of_frame
+from node.ring.frame_rows import most_at, tokens_of_frame
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import Prefill
@@ -95,28 +95,30 @@ class Scheduler:
         """The tokens of the next step of a session that has its lane to itself: the `certain` one, or none, and those that
         may come after these guesses; and how many at the end are there only because no shorter step has the same bits.
         """
-        most = self._best_size(session) - len(certain)
+        position = len(session.tokens) - len(certain) + len(guessed)
+        right = session.guess_rate if len(self._family.costs) > 1 else 0.0
+        size = self._best_size(right, most_at(position, self._family))
+        most = min(size, most_at(position, self._family)) - len(certain)
         tokens = [*certain, *(session.next_guesses(guessed, most) if self._guesses else ())]
         if not tokens:
             return (), 0
-        size = self._best_size(session, len(tokens))
+        if len(tokens) != size:
+            size = self._best_size(right, len(tokens))
         padding = max(0, size - len(tokens))
         return (*tokens[:size], *tokens[-1:] * padding), padding
 
-    def _best_size(self, session: Session, most: int | None = None) -> int:
-        """How many tokens the next step of a session should have that has its lane to itself, if it has `most`."""
-        (least, _), *larger = self._family.costs
-        if not larger:
-            return least
-        stages, right = self._stages, session.guess_rate if self._guesses else 0.0
-        in_flight = max(1, stages // max(1, self.admission.decoding))
-        most = most or larger[-1][0]
-        return tokens_of_frame(self._family, right=right, stages=stages, in_flight=in_flight, most=most)
+    def _best_size(self, right: float, most: int) -> int:
+        """How many tokens the next step of a session should have that has its lane to itself, if it has `most`. `right`: how
+        likely a guess is right.
+        """
+        in_flight = max(1, self._stages // max(1, self.admission.decoding))
+        return tokens_of_frame(self._family, right=right, stages=self._stages, in_flight=in_flight, most=most)
 
     def _guessing(self) -> list[tuple[Lane, Slot]]:
-        """The lanes of a single session, and its slot, whose step is on its way."""
-        is_busy, is_landing = self.flight.is_busy, self.flight.is_landing
-        lanes = [lane for lane in self.admission.lanes if is_busy(lane.number) and not is_landing(lane.number)]
+        """The lanes of a single session, and its slot, whose step is on its way, and may be followed by guesses."""
+        flight = self.flight
+        busy = [lane for lane in self.admission.lanes if flight.is_busy(lane.number)]
+        lanes = [lane for lane in busy if not (flight.is_landing(lane.number) or flight.is_padded(lane.number))]
         return [(lane, slot) for lane in lanes if (slot := lane.only)]
 
     @property
@@ -167,7 +169,8 @@ class Scheduler:
         others = self.admission.waiting or self.admission.prefills
         # The step itself has left the stages, so one more may follow those behind it.
         is_followed = len(guesses) > len(step.guesses)
-        may_follow = is_followed and self.flight.free_places >= 0 and self._may_guess and not others
+        may_follow = is_followed and not self.flight.is_padded(step.lane) and self.flight.free_places >= 0
+        may_follow = may_follow and self._may_guess and not others
         tokens, padding = self._fill(slot.session, guessed=guesses) if slot and may_follow else ((), 0)
         return Following(guesses, () if padding else tokens, self._can_chain(lane, len(step.guesses)))
 
@@ -222,8 +225,7 @@ class Scheduler:
         # Of a session that has gone only what it got is kept, and nothing behind the step.
         right = verdict.right if needed else min(verdict.right, delivered, own)
         wrong = self.flight.landed(step, right, begun)
-        was_guessed = not own - step.padding <= right < own
-        self.guessed += right + (wrong > 0 and needed and was_guessed)
+        self.guessed += right + (wrong > step.padding and needed)
         self.guessed_right += right
         # If the job has begun the right step, it has taken the guesses back, and that step's frame says so.
         self.admission.ops += [Back(lane.number, wrong)] if wrong and not chained else []
@@ -240,9 +242,15 @@ class Scheduler:
         changes = lane.joining or any(slot.gone for slot in lane.rows)
         others = self.admission.waiting or self.admission.prefills or self.admission.ops
         ends = any(slot.session.generated + guesses + 1 >= slot.session.request.max_tokens for slot in lane.rows)
-        is_single = len(lane.rows) > 1 or self._best_size(lane.rows[0].session) == 1
+        is_single = len(lane.rows) > 1 or self._is_single(lane.rows[0].session)
         has_room = self.admission.tokens_used <= self.admission.room.budget
         return is_single and not changes and not others and not ends and has_room
+
+    def _is_single(self, session: Session) -> bool:
+        """Whether a session's next step has one token, if there are guesses or not."""
+        if len(self._family.costs) == 1:
+            return self._family.costs[0][0] == 1
+        return self._best_size(session.guess_rate, most_at(len(session.tokens), self._family)) == 1
 
     def _lane(self, step: Step) -> Lane | None:
         return next((lane for lane in self.admission.lanes if lane.number == step.lane), None)

@@ -15,6 +15,7 @@ from node.core.rings import Fence
 from node.core.row_family import RowFamily
 from node.engine.sampling import Sampled
 from node.engine.verdict import Verdict
+from node.ring import frame_rows
 from node.ring.flight import Step
 from node.ring.frame_rows import speed
 from node.ring.lane import FIRST_NUMBER
@@ -29,9 +30,8 @@ TOKENS = 3000
 class Ring:
     """Each stage takes one unit of time for a step, whatever its tokens. The answer is known, so nothing is computed."""
 
-    def __init__(self, stages: int, tokens: int, answer: Sequence[int]) -> None:
-        family = RowFamily(((tokens, 1.0),))
-        limits = RingLimits(context=TOKENS + 10, max_sessions=1, max_queue=1, max_rows=1, chunk=64)
+    def __init__(self, stages: int, family: RowFamily, answer: Sequence[int]) -> None:
+        limits = RingLimits(context=TOKENS + 10, max_sessions=1, max_queue=1, max_rows=1, chunk=2048)
         self.scheduler = Scheduler(limits, Traits(), itertools.count(FIRST_NUMBER), stages)
         self.scheduler.keep_to(family)
         self.answer = answer
@@ -50,8 +50,9 @@ class Ring:
         if (following := self.scheduler.returned(step)) is None:
             return
         begin = step.rows[0].session.generated
-        tokens = self.answer[begin : begin + 1 + len(step.guesses)]
+        tokens = self.answer[begin : begin + 1 + len(step.guesses)] if step.samples else ()
         right = right_ones(step, tokens, following.guesses)
+        self.landed(step, right)
         follows = right > len(step.guesses)
         begins = bool(following.next_guesses) if follows else following.chain
         verdict = Verdict(
@@ -62,6 +63,9 @@ class Ring:
         )
         if begun := self.scheduler.landed(step, verdict, 0.01):
             self.send(begun)
+
+    def landed(self, step: Step, right: int) -> None:
+        """The guesses are judged, and the session has no token of the step yet."""
 
     def pace(self, session: Session) -> float:
         """Tokens in the time of a stage."""
@@ -76,13 +80,56 @@ class Ring:
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("tokens", [1, 2, 4])
 @pytest.mark.parametrize("tau", [2, 4, 9, None])
-def test_the_pace_is_that_of_the_formula(stages: int, tokens: int, tau: int | None) -> None:
+def test_the_pace_is_that_of_the_formula(
+    stages: int, tokens: int, tau: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_rows, "PERIOD", 1 << 20)  # the formula knows of no place where steps are short
     chosen = random.Random(7)
     answer = [chosen.randrange(5000) for _ in range(TOKENS)]
     wrong = [tau is not None and chosen.random() < 1 / tau for _ in answer]
     prediction = tuple(5000 + token if miss else token for token, miss in zip(answer, wrong, strict=True))
     session = Session(GenerateRequest("x", "m", (1, 2, 3), TOKENS, prediction=prediction))
-    found = Ring(stages, tokens, answer).pace(session)
+    found = Ring(stages, RowFamily(((tokens, 1.0),)), answer).pace(session)
     assert session.tokens[3:] == answer
     rate = 1 - sum(wrong) / len(wrong)
     assert found * stages == pytest.approx(speed(tokens, 1.0, right=rate, stages=stages, in_flight=stages), rel=0.03)
+
+
+class Kernels(Ring):
+    """Notes which kernels gave each token, where they change as the session's tokens come to a multiple of 1024."""
+
+    def __init__(self, stages: int, family: RowFamily, answer: Sequence[int]) -> None:
+        super().__init__(stages, family, answer)
+        self.least = family.costs[0][0]
+        self.odd: list[int] = []
+        """Positions whose token another step would give other bits."""
+
+    def landed(self, step: Step, right: int) -> None:
+        begin = len(step.rows[0].session.tokens) - 1
+        size = len(step.tokens[0]) if step.tokens else 1
+        if step.lane < FIRST_NUMBER:
+            kept = range(begin, begin + min(right, len(step.guesses)) + 1)
+            self.odd += [k for k in kept if kernels(begin + size) != kernels(k + self.least)]
+
+
+def kernels(keys: int) -> tuple[int, int]:
+    """Some change with so many keys, some with one more."""
+    return keys // 1024, (keys - 1) // 1024
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize(
+    "family",
+    [((1, 1.0), (2, 1.0), (5, 1.0)), ((2, 1.0),), ((2, 1.0), (3, 1.0), (4, 1.0)), ((4, 1.0), (5, 1.0))],
+    ids=["1-5", "2", "2-4", "4-5"],
+)
+@pytest.mark.parametrize("prompt", [1000, 1001, 1002, 1003, 1019, 1022])
+def test_no_step_reaches_where_kernels_change(stages: int, family: tuple[tuple[int, float], ...], prompt: int) -> None:
+    """Though all guesses are right, also after a token that is the same as the one before it."""
+    answer = [k // 2 for k in range(60)]
+    session = Session(GenerateRequest("x", "m", tuple(range(prompt)), len(answer), prediction=tuple(answer)))
+    ring = Kernels(stages, RowFamily(family), answer)
+    ring.pace(session)
+    assert session.tokens[prompt:] == answer
+    assert ring.odd == []
+    assert ring.scheduler.guessed_right > len(answer) // 4

@@ -169,7 +169,7 @@ class FakeStages:
                 [next_token((*row, *tokens[: count + 1])) for count in range(len(tokens))]
                 for row, tokens in zip(rows, step.tokens, strict=True)
             ]
-        if step.guesses:
+        if step.unverified:
             return [next_token((*before[0], *step.tokens[0][: count + 1])) for count in range(len(step.tokens[0]))]
         return [next_token(row) for row in self.lanes[step.lane]]
 
@@ -360,8 +360,8 @@ class World:
             return
         guesses, further = following.guesses, following.next_guesses
         right = right_ones(step, tokens, guesses)
-        tokens = tokens[: right + 1] if guesses else tokens
-        last = tokens[-1:] if guesses else tokens
+        tokens = tokens[: right + 1] if step.unverified or guesses else tokens
+        last = tokens[-1:] if step.unverified or guesses else tokens
         goes_on = not any(slot.session.ends_with(token) for slot, token in zip(step.rows, last, strict=True))
         follows = right > len(step.guesses)
         begins = bool(further) if follows else following.chain and goes_on
