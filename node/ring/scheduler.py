@@ -149,8 +149,9 @@ class Scheduler:
         places = self.flight.places
         if places < 1 or self.admission.waiting or self.admission.prefills:
             return None
-        # The oldest session first, as the draft model follows one at a time.
-        for lane, slot in sorted(self._guessing(), key=lambda pair: pair[1].lane):
+        for lane, slot in self._guessing():
+            if not self.leads(slot):
+                continue
             # `beyond` is one where the job that finds the first guess right is to begin one more step than there are places.
             most = (places + beyond) * self._family.costs[-1][0]
             guessed = slot.session.guesses_to_draft_after(self.flight.guesses(lane.number), most)

@@ -133,3 +133,29 @@ def test_no_step_reaches_where_kernels_change(stages: int, family: tuple[tuple[i
     assert session.tokens[prompt:] == answer
     assert ring.odd == []
     assert ring.scheduler.guessed_right > len(answer) // 4
+
+
+def test_of_several_sessions_only_the_oldest_one_asks_for_drafts() -> None:
+    """A draft model follows one session, and begins anew with another one."""
+    chosen = random.Random(7)
+    answer = [chosen.randrange(5000) for _ in range(300)]
+    ring, asked = Ring(3, RowFamily(), answer), list[Session]()
+    limits = RingLimits(context=1000, max_sessions=4, max_queue=4, max_rows=4, chunk=64)
+    ring.scheduler = Scheduler(limits, Traits(), itertools.count(FIRST_NUMBER), 3)
+    sessions = [Session(GenerateRequest("x", "m", (number, 2, 3), len(answer))) for number in (1, 2)]
+    for session in sessions:
+        ring.scheduler.admission.submit(session)
+    while not all(session.finished for session in sessions):
+        while not ring.scheduler.flight.is_full:
+            if step := ring.scheduler.next() or ring.scheduler.guess():
+                ring.send(step)
+                continue
+            if (wanted := ring.scheduler.to_draft(1000, 0)) is None:
+                break
+            session, guessed = wanted
+            asked.append(session)
+            token = answer[session.generated + len(guessed)]
+            session.add_draft([*session.tokens, *guessed], len(session.tokens), token)
+        ring.land()
+    assert sessions[0] in asked
+    assert sum(one is not other for one, other in itertools.pairwise(asked)) <= 1
