@@ -50,7 +50,7 @@ class Guess(NamedTuple):
     """How many guesses of its kind were right lately, of all."""
 
 
-class Rate:
+class HitRate:
     """The recent rate of tokens that were foretold, among those for which there was a guess."""
 
     def __init__(self, first: float) -> None:
@@ -64,7 +64,7 @@ class Rate:
             self.value = RATE_DECAY * self.value + (1 - RATE_DECAY) * right
 
 
-class Memory:
+class PassageMemory:
     """What followed passages of LENGTHS tokens when they occurred last, in the texts of many owners.
 
     A table of fixed size that holds no texts. The place of an entry, and the mark by which it is known, come from a hash of
@@ -104,7 +104,7 @@ class Prediction:
         self.accepted = 0
         """Tokens of the answer that it has foretold; never more than it has."""
         self._text = _text(tokens)
-        self._rate = Rate(1.0)
+        self._rate = HitRate(1.0)
         self._place = 0
         self._lost_at = 0
         """The place at the first token that it did not foretell since the last one that it did."""
@@ -142,9 +142,9 @@ class Passages:
     the most tokens of LENGTHS that did.
     """
 
-    def __init__(self, memory: Memory, owner: Hashable) -> None:
+    def __init__(self, memory: PassageMemory, owner: Hashable) -> None:
         self._memory, self._owner = memory, owner
-        self._rates = [(length, Rate(first)) for length, first in zip(LENGTHS, PASSAGE_RATES, strict=True)]
+        self._rates = [(length, HitRate(first)) for length, first in zip(LENGTHS, PASSAGE_RATES, strict=True)]
         self._recent: list[int] = []
         """The last tokens, at most LONGEST."""
 
@@ -187,7 +187,7 @@ class Drafted:
     """What a draft model has drawn for the tokens to come."""
 
     def __init__(self) -> None:
-        self.rate = Rate(DRAFT_RATE)
+        self.rate = HitRate(DRAFT_RATE)
         self.silent = PATIENCE
         """Tokens that have come since the draft model drew one."""
         self.depth = 0
@@ -234,7 +234,7 @@ class Guesser:
     """
 
     def __init__(
-        self, prompt: Sequence[int], prediction: Sequence[int] = (), *, memory: Memory, owner: Hashable
+        self, prompt: Sequence[int], prediction: Sequence[int] = (), *, memory: PassageMemory, owner: Hashable
     ) -> None:
         """`owner`: whose texts in the memory may be used, and get this one."""
         self._prompt = prompt

@@ -14,7 +14,7 @@ from node.daemon.network import Network
 from node.engine.compute import Compute
 from node.engine.trials import Trials
 from node.host.crashes import Crashes
-from node.kv.exchange import Exchange
+from node.kv.exchange import KvExchange
 from node.kv.store import KvStore
 from node.model.catalogue import Catalogue, lm_studio
 from node.model.config import read_config
@@ -70,7 +70,7 @@ class Models:
             self.trials,
         )
         store = KvStore(directory / "kv", options.kv_disk)
-        self.kv = Exchange(store, pools.offers, client, agent.with_kv, agent.is_member)
+        self.kv = KvExchange(store, pools.offers, client, agent.with_kv, agent.is_member)
         self.crashes = Crashes(directory)
         self.grammars = Grammars(sandboxes, options.grammar_timeout)
         self.preload: tuple[str, ...] = ()

@@ -130,7 +130,7 @@ class _Head:
 
     def __init__(self, stage: Stage, dtype: mx.Dtype) -> None:
         self._stage = stage
-        self._hidden = _Rows(stage.plan, stage.plan.layers, dtype)
+        self._hidden = _TriedRows(stage.plan, stage.plan.layers, dtype)
 
     def step(self, rows: Sequence[int], right: int) -> list[mx.array]:
         return [self._stage.finish(self._hidden.take(rows), every=True)[:, :right]]
@@ -144,11 +144,11 @@ class _Layers:
 
     def __init__(self, stage: Stage, dtype: mx.Dtype, context: int, *, batched: bool) -> None:
         self._stage = stage
-        self._hidden = _Rows(stage.plan, stage.start, dtype)
+        self._hidden = _TriedRows(stage.plan, stage.start, dtype)
         key = mx.random.key(2)
         self._tokens = mx.random.randint(0, stage.plan.vocabulary, (1, 2 * MOST), mx.int32, key)
         stage.lanes.apply(Open(_LANE))
-        stage.run(_LANE, mx.zeros((1, _WARM_UP), mx.int32), _Rows(stage.plan, stage.start, dtype, _WARM_UP).all)
+        stage.run(_LANE, mx.zeros((1, _WARM_UP), mx.int32), _TriedRows(stage.plan, stage.start, dtype, _WARM_UP).all)
         self._lane = stage.lanes.lane(_LANE)
         for cache in caches.parts(self._lane.caches):
             if not cache.empty():
@@ -177,7 +177,7 @@ class _Layers:
         return kv
 
 
-class _Rows:
+class _TriedRows:
     """Random tokens in the form that is sent at a cut."""
 
     def __init__(self, plan: Plan, cut: int, dtype: mx.Dtype, length: int = 2 * MOST) -> None:

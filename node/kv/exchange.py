@@ -36,7 +36,7 @@ Spans = Mapping[Address, Sequence[tuple[int, int, int]]]
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
+class KvExchange:
     store: KvStore
     pool: Pool
     """Reads the disk for other nodes, and what they send."""

@@ -36,7 +36,7 @@ _UNFINISHED = ".part"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BlockFile:
     """A file: the caches [first, end) of a block."""
 
     name: str
@@ -61,9 +61,9 @@ class KvStore:
         """Why the last write failed; empty if it did not."""
         self._directory = directory
         self._lock = threading.Lock()
-        self._files: OrderedDict[Path, Part] = OrderedDict()
+        self._files: OrderedDict[Path, BlockFile] = OrderedDict()
         """The least recently used first."""
-        self._parts: dict[str, list[Part]] = {}
+        self._parts: dict[str, list[BlockFile]] = {}
         """By the block's name."""
         self._bytes = 0
         self._written: set[Path] = set()
@@ -92,16 +92,16 @@ class KvStore:
         if self._files:
             log.info("%s of KV of earlier sessions is on the disk", format_bytes(self.bytes))
 
-    def _found(self) -> list[tuple[float, Part]]:
+    def _found(self) -> list[tuple[float, BlockFile]]:
         """The blocks on the disk, each with the time of its last use."""
-        found: list[tuple[float, Part]] = []
+        found: list[tuple[float, BlockFile]] = []
         for path in self._directory.glob("*/*"):
             with suppress(OSError):
                 if path.suffix == _UNFINISHED:
                     path.unlink()
                 elif name := _NAME.fullmatch(path.name):
                     status = path.stat()
-                    part = Part(name[1], int(name[2]), int(name[3]), path, path.parent.name, status.st_size)
+                    part = BlockFile(name[1], int(name[2]), int(name[3]), path, path.parent.name, status.st_size)
                     found.append((status.st_mtime, part))
         return found
 
@@ -192,7 +192,7 @@ class KvStore:
                 unfinished.unlink()
             return
         self.failure = ""
-        part = Part(name, first, end, path, path.parent.name, size)
+        part = BlockFile(name, first, end, path, path.parent.name, size)
         with self._lock:
             self._add(part)
             self._written.add(path)
@@ -223,21 +223,21 @@ class KvStore:
         """A name for any model's id, which may be too long for one or have slashes."""
         return self._directory / sha256(model.encode()).hexdigest()[:32]
 
-    def _add(self, part: Part) -> None:
+    def _add(self, part: BlockFile) -> None:
         if old := self._files.pop(part.path, None):
             self._forget(old)
         self._files[part.path] = part
         self._parts.setdefault(part.name, []).append(part)
         self._bytes += part.size
 
-    def _forget(self, part: Part) -> None:
+    def _forget(self, part: BlockFile) -> None:
         self._bytes -= part.size
         self._written.discard(part.path)
         self._parts[part.name].remove(part)
         if not self._parts[part.name]:
             del self._parts[part.name]
 
-    def _delete(self, part: Part) -> None:
+    def _delete(self, part: BlockFile) -> None:
         with self._lock:
             if self._files.pop(part.path, None):
                 self._forget(part)

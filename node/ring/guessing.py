@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from node.core.frames import Frame, Tensor
-from node.core.guesses import Memory
+from node.core.guesses import PassageMemory
 from node.core.row_family import RowFamily
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 _MOST_RESULTS = 16
 """Results of steps that wait until they are told with the next guess."""
 Result = tuple[list[int], int, tuple[Tensor, ...], int]
-"""The arguments of Source.observe."""
+"""The arguments of GuessSource.observe."""
 
 
-class Source(Protocol):
+class GuessSource(Protocol):
     """Guesses a session's tokens on the driver, in the compute thread: node.engine.draft.DraftModel, or MtpGuesser."""
 
     kv_bytes: int
@@ -53,14 +53,14 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Guessing:
-    source: Source | None = None
+    source: GuessSource | None = None
     is_wire_slow: Callable[[], bool] = lambda: False
     """See Flight.wire_is_slow. It is asked once a second, as paths change."""
     family: Callable[[RowFamily | None], RowFamily] = lambda _: RowFamily()
     """What all stages have proven of the rows of a step. It is asked at the first request, when all of them are ready; and with
     its answer at each later one, as the costs of the first measurement may be wrong.
     """
-    memory: Memory = field(default_factory=Memory)
+    memory: PassageMemory = field(default_factory=PassageMemory)
     """What was said in this ring; or in all of the node, so that it outlives rings."""
     failure: str = ""
     """Why the source that there was to be does not guess."""
@@ -127,11 +127,13 @@ class Guessing:
             await compute.run(self.source.clear)
 
 
-def _observe(source: Source, results: Sequence[Result]) -> None:
+def _observe(source: GuessSource, results: Sequence[Result]) -> None:
     for result in results:
         source.observe(*result)
 
 
-def _guess(source: Source, results: Sequence[Result], tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
+def _guess(
+    source: GuessSource, results: Sequence[Result], tokens: Sequence[int], verified: int, draw: Draw
+) -> int | None:
     _observe(source, results)
     return source.guess(tokens, verified, draw)

@@ -7,7 +7,7 @@ from functools import partial
 
 from node.cluster.agent import Agent
 from node.core.errors import PeerUnavailable, PippinError
-from node.core.guesses import Memory
+from node.core.guesses import PassageMemory
 from node.core.models import Shard
 from node.core.reports import StageReport
 from node.core.rings import Ring
@@ -21,7 +21,7 @@ from node.members.address_book import AddressBook
 from node.placement.speed import is_slow_wire
 from node.ring.driver import Driver
 from node.ring.frame_rows import family_of_ring
-from node.ring.guessing import Guessing, Source
+from node.ring.guessing import Guessing, GuessSource
 from node.ring.lane import sequence_numbers
 from node.ring.limits import RingOptions, limits_of
 from node.ring.loaded_shards import LoadedShard, LoadedShards
@@ -73,7 +73,7 @@ class Roles:
         self._shards = shards
         self._options = options
         self._numbers = sequence_numbers(agent.info)
-        self._memory = Memory()
+        self._memory = PassageMemory()
 
     def new(
         self,
@@ -144,7 +144,7 @@ class Roles:
         return is_slow_wire(nodes, 1e3 * weight_bytes / speed.bytes_per_s)
 
 
-def _source(loaded: LoadedShard, driver: Stage, vocabulary: int) -> Source:
+def _source(loaded: LoadedShard, driver: Stage, vocabulary: int) -> GuessSource:
     """Raises ModelUnsupported for an MTP layer of another family."""
     stage = loaded.stage.sibling()
     return MtpGuesser(stage, driver) if loaded.is_mtp else DraftModel(stage, vocabulary)

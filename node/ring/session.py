@@ -10,7 +10,7 @@ from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
 from node.core.frames import SequenceId
 from node.core.generation import Finish, GenerateRequest, TokenEvent
-from node.core.guesses import Guesser, Memory
+from node.core.guesses import Guesser, PassageMemory
 from node.engine.sampling import Draw, History
 from node.engine.verdict import RowResult
 from node.ring.prefixes import BYTES, pack
@@ -39,7 +39,7 @@ class Session:
     """Its KV was looked for on disks."""
     cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
-    memory: Memory | None = None
+    memory: PassageMemory | None = None
     """Where guesses come from. None: from its own tokens only."""
     evaluate_request: EvaluateRequest | None = None
     """Set for a request that only evaluates its prompt."""
@@ -148,7 +148,7 @@ class Session:
         """Made when it is needed first: most sessions of a busy ring guess nothing."""
         request = self.request
         owner = (request.client or request.id, request.model)
-        return Guesser(request.prompt, request.prediction, memory=self.memory or Memory(), owner=owner)
+        return Guesser(request.prompt, request.prediction, memory=self.memory or PassageMemory(), owner=owner)
 
     def ends_with(self, token: int) -> bool:
         """Whether this token ends the session, wherever it comes."""

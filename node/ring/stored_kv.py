@@ -22,7 +22,7 @@ from node.engine.compute import Compute
 from node.engine.kv_blocks import Block
 from node.engine.runner import Runner
 from node.kv.blocks import BLOCK, names_of
-from node.kv.exchange import Exchange, part_of, sources
+from node.kv.exchange import KvExchange, part_of, sources
 
 if TYPE_CHECKING:
     from node.ring.taking import Part
@@ -48,7 +48,7 @@ class _Kept:
 
 @dataclass(slots=True, eq=False)
 class StoredKv:
-    exchange: Exchange
+    exchange: KvExchange
     compute: Compute
     pool: Pool
     """Reads and writes the disk."""

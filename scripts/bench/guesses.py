@@ -31,7 +31,7 @@ from figures import Row, at_least, median, report
 from mlx_lm.sample_utils import make_sampler
 from tokenizers import Tokenizer
 
-from node.core.guesses import LENGTHS, Guesser, Memory
+from node.core.guesses import LENGTHS, Guesser, PassageMemory
 
 HELP = "a real model's answers: tokens that are guessed, without a node"
 TASKS = Path(__file__).resolve().parent / "guess_tasks.toml"
@@ -99,7 +99,7 @@ def _rows(
     """A row for all texts, and one for each. `before`: by the name of a text, those of the same client before it."""
     rows: list[Row] = []
     for text in texts:
-        memory = Memory()
+        memory = PassageMemory()
         for earlier in (before or {}).get(text.name, ()):
             _follow(memory, earlier)
         begin = time.process_time()
@@ -117,7 +117,7 @@ def _rows(
     return [{"case": case, "sampling": sampling, "text": f"all {len(rows)}", **sums, **middle, **target}, *rows]
 
 
-def _follow(memory: Memory, text: Text) -> Counter[str]:
+def _follow(memory: PassageMemory, text: Text) -> Counter[str]:
     """Count the tokens of an answer that were guessed, and guesses that were wrong."""
     tokens, counts = list(text.prompt), Counter[str]()
     guesser = Guesser(text.prompt, memory=memory, owner=OWNER)
@@ -133,7 +133,7 @@ def _rates(texts: Sequence[Text]) -> list[Row]:
     """How many guesses after each length of passage are right, over all answers, each of a client of its own."""
     made, right = Counter[int](), Counter[int]()
     for text in texts:
-        memory, tokens = Memory(), text.prompt + text.answer
+        memory, tokens = PassageMemory(), text.prompt + text.answer
         for place in range(1, len(tokens)):
             passages = [tokens[place - length : place] for length in LENGTHS if length <= place]
             guesses = [memory.put(OWNER, passage, tokens[place]) for passage in passages]

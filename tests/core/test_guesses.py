@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from node.core.guesses import CATCH_UP, LONGEST, PATIENCE, PIECE, Guesser, Memory, Prediction
+from node.core.guesses import CATCH_UP, LONGEST, PATIENCE, PIECE, Guesser, PassageMemory, Prediction
 
 TEXT = [*range(100, 140)]
 
 
 def guesser_of(
-    prompt: Sequence[int], prediction: Sequence[int] = (), memory: Memory | None = None, owner: str = "she"
+    prompt: Sequence[int], prediction: Sequence[int] = (), memory: PassageMemory | None = None, owner: str = "she"
 ) -> Guesser:
-    return Guesser(prompt, prediction, memory=memory or Memory(1 << 14), owner=owner)
+    return Guesser(prompt, prediction, memory=memory or PassageMemory(1 << 14), owner=owner)
 
 
 def foretold(guesser: Guesser, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
@@ -199,7 +199,7 @@ def test_a_draft_model_that_is_always_late_is_asked_now_and_then() -> None:
 # --- what was said before -----------------------------------------------------------------------------------------------
 
 
-def answered(memory: Memory, prompt: Sequence[int], answer: Sequence[int], owner: str = "she") -> None:
+def answered(memory: PassageMemory, prompt: Sequence[int], answer: Sequence[int], owner: str = "she") -> None:
     """Somebody has had this answer."""
     foretold(guesser_of(prompt, memory=memory, owner=owner), prompt, [*answer, 0])
 
@@ -209,7 +209,7 @@ PROMPT = [7, 8, 9, 10]
 
 def test_an_earlier_answer_to_the_same_prompt_is_expected() -> None:
     """From its first token on, and again after tokens that are not the same."""
-    memory = Memory()
+    memory = PassageMemory()
     answered(memory, PROMPT, TEXT)
     assert foretold(guesser_of(PROMPT, memory=memory), PROMPT, TEXT) == list(range(40))
     changed = [*TEXT[:20], 50, 51, *TEXT[22:]]
@@ -217,7 +217,7 @@ def test_an_earlier_answer_to_the_same_prompt_is_expected() -> None:
 
 
 def test_what_others_were_told_is_not_guessed() -> None:
-    memory = Memory()
+    memory = PassageMemory()
     answered(memory, PROMPT, TEXT, owner="somebody else")
     assert foretold(guesser_of(PROMPT, memory=memory), PROMPT, TEXT) == []
     foretold(guesser_of(PROMPT, memory=memory), PROMPT, [*TEXT, 0])
@@ -226,7 +226,7 @@ def test_what_others_were_told_is_not_guessed() -> None:
 
 
 def test_what_was_said_last_counts() -> None:
-    memory = Memory()
+    memory = PassageMemory()
     for answer in (TEXT, TEXT[::-1]):
         answered(memory, PROMPT, answer)
     assert foretold(guesser_of(PROMPT, memory=memory), PROMPT, TEXT[::-1]) == list(range(40))
@@ -234,7 +234,7 @@ def test_what_was_said_last_counts() -> None:
 
 def test_a_longer_passage_tells_more() -> None:
     """Two answers have 20 tokens in common; those before them tell which of them goes on."""
-    memory, same = Memory(), [*range(200, 220)]
+    memory, same = PassageMemory(), [*range(200, 220)]
     one, other = [*TEXT[:20], *same, 1, 2, 3], [*TEXT[20:], *same, 4, 5, 6]
     for answer in (one, other):
         answered(memory, PROMPT, answer)
@@ -244,21 +244,21 @@ def test_a_longer_passage_tells_more() -> None:
 
 
 def test_old_texts_make_room_for_new_ones() -> None:
-    memory = Memory(256)
+    memory = PassageMemory(256)
     answered(memory, PROMPT, TEXT)
     answered(memory, [1], range(1000, 2000))
     assert len(foretold(guesser_of(PROMPT, memory=memory), PROMPT, TEXT)) < 20
 
 
 def test_a_long_prompt_is_learnt_in_pieces_and_what_is_known_at_once() -> None:
-    memory, prompt = Memory(), [*range(3 * PIECE), 99_999, 0, 1]
+    memory, prompt = PassageMemory(), [*range(3 * PIECE), 99_999, 0, 1]
     first = guesser_of(prompt, memory=memory)
     assert [first.after(prompt) for _ in range(4)] == [None, None, None, 2]
     assert guesser_of(prompt, memory=memory).after(prompt) == 2
 
 
 def test_a_change_in_a_known_prompt_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, prompt = Memory(), [*range(10 * LONGEST)]
+    memory, prompt = PassageMemory(), [*range(10 * LONGEST)]
     guesser_of(prompt, memory=memory).after(prompt)
     puts = list[Sequence[int]]()
     put = memory.put

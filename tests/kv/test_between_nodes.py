@@ -11,7 +11,7 @@ from node.core.errors import NotAdmitted, Overloaded
 from node.core.nodes import Address, Caller
 from node.core.pool import Pool
 from node.kv.blocks import chain_of, names_of
-from node.kv.exchange import MAX_READERS_OF_ONE, Exchange, part_of, sources
+from node.kv.exchange import MAX_READERS_OF_ONE, KvExchange, part_of, sources
 from node.kv.store import KvStore
 from node.rpc.client import RpcClient
 from node.rpc.server import RpcServer
@@ -32,7 +32,7 @@ class Node:
         self.server, self.client = RpcServer(("127.0.0.1",), 0), RpcClient()
         self.others: list[Address] = []
         pool, is_member = Pool("kv", 2, 16), lambda caller: caller.address in self.members
-        self.exchange = Exchange(self.store, pool, self.client, lambda: self.others, is_member)
+        self.exchange = KvExchange(self.store, pool, self.client, lambda: self.others, is_member)
         self._kv = self.exchange if keeps else None
 
     async def __aenter__(self) -> Self:

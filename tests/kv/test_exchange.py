@@ -13,7 +13,7 @@ from node.core.nodes import Address, Caller
 from node.core.pool import Pool
 from node.kv import exchange as exchange_module
 from node.kv.blocks import NAME_BYTES, encode, names_of
-from node.kv.exchange import MAX_READERS_OF_ONE, Exchange, sources
+from node.kv.exchange import MAX_READERS_OF_ONE, KvExchange, sources
 from node.kv.store import KvStore
 from node.rpc import server as server_module
 from node.rpc.client import RpcClient
@@ -56,10 +56,10 @@ class Peers:
             self.reading -= 1
 
 
-def opened(folder: Path, client: object, others: Sequence[Address] = ()) -> Exchange:
+def opened(folder: Path, client: object, others: Sequence[Address] = ()) -> KvExchange:
     store = KvStore(folder / "kv", 1 << 20)
     store.open()
-    return Exchange(store, Pool("offer", 2, 64), client, lambda: others, lambda _: True)  # type: ignore[arg-type]
+    return KvExchange(store, Pool("offer", 2, 64), client, lambda: others, lambda _: True)  # type: ignore[arg-type]
 
 
 def test_what_is_told_of_blocks_that_nobody_asked_for_is_ignored() -> None:

@@ -10,7 +10,7 @@ from node.core.frames import Keep
 from node.core.models import ModelVersion
 from node.core.pool import Pool
 from node.kv.blocks import BLOCK, chain_of, encode, names_of
-from node.kv.exchange import Exchange
+from node.kv.exchange import KvExchange
 from node.kv.store import KvStore
 from node.ring.stored_kv import StoredKv
 from tests.kv.test_store import kv
@@ -38,7 +38,7 @@ class Runner:
 
 def made(store: KvStore) -> StoredKv:
     pool: Any = Pool("kv", 1, 64)
-    exchange: Any = Exchange(store, pool, None, lambda: (), lambda _: True)  # type: ignore[arg-type]
+    exchange: Any = KvExchange(store, pool, None, lambda: (), lambda _: True)  # type: ignore[arg-type]
     return StoredKv(exchange, Compute(), pool)  # type: ignore[arg-type]
 
 

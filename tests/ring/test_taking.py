@@ -15,7 +15,7 @@ from node.core.frames import Forget, Frame, Restore, Tensor
 from node.core.models import ModelVersion
 from node.core.pool import Pool
 from node.kv.blocks import BLOCK, chain_of, names_of
-from node.kv.exchange import Exchange
+from node.kv.exchange import KvExchange
 from node.kv.store import KvStore
 from node.ring.stored_kv import StoredKv
 from node.ring.taking import Taking
@@ -74,7 +74,7 @@ def pool() -> Pool:
 
 @pytest.fixture
 def stored(store: KvStore, pool: Pool) -> StoredKv:
-    exchange = Exchange(store, pool, NO_CLIENT, others=list, is_member=lambda _: True)
+    exchange = KvExchange(store, pool, NO_CLIENT, others=list, is_member=lambda _: True)
     fake: Any = Pieces()
     return StoredKv(exchange, fake, pool)
 

@@ -23,7 +23,7 @@ from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport
 from node.core.rings import Ring
 from node.gateway.router import Router
-from node.kv.exchange import Exchange
+from node.kv.exchange import KvExchange
 from node.members.address_book import AddressBook
 from node.model.weights import Weights
 from node.ring.lifecycle import Rings
@@ -197,7 +197,7 @@ class Process:
         self.heartbeats = Heartbeats(self.agent, client)
         pool: Any = DiskPool(self.machine)
         store: Any = DiskStore(self.machine)
-        self.kv = Exchange(store, pool, client, self.agent.others, self.agent.is_member)
+        self.kv = KvExchange(store, pool, client, self.agent.others, self.agent.is_member)
         self.rings = Rings(
             self.agent,
             compute,
