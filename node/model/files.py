@@ -81,7 +81,7 @@ class Files:
         gathering = self._gathering(shard.version.files)
         args = self.catalogue, self._hub, self._pools, self._others, gathering
         directory = await StageFetch(*args, shard, ends, progress, downloads or self._pools.downloads).run()
-        log.info("%s is read from %s", shard, directory)
+        log.info("%s layers %d-%d are read from %s", shard.model, shard.start, shard.end - 1, directory)
         return directory, await self._pools.files.run(self.catalogue.weights, directory)
 
     def _gathering(self, model: HeldModel) -> Gathering:

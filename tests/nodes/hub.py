@@ -1,5 +1,8 @@
-"""A hub on localhost that has the built-in model under another id, for nodes that fetch it."""
+"""A hub on localhost that has the built-in model under another id, for nodes that fetch it; without its MTP layer, whose file
+only a longer ring's driver needs.
+"""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,13 +11,18 @@ from tests.conftest import MODEL, ROOT
 from tests.model.conftest import FakeHub, running_hub
 
 ID = "someone/demo"
+INDEX = "model.safetensors.index.json"
 
 
 @contextmanager
 def demo_hub() -> Iterator[FakeHub]:
     """Served until the end of the context; afterwards nothing listens there."""
     hub = FakeHub()
-    hub.repos = {ID: {file.name: file.read_bytes() for file in (ROOT / "node" / "builtin" / MODEL).iterdir()}}
+    files = {file.name: file.read_bytes() for file in (ROOT / "node" / "builtin" / MODEL).iterdir()}
+    del files["mtp.safetensors"]
+    index = json.loads(files[INDEX])
+    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if file in files}
+    hub.repos = {ID: files | {INDEX: json.dumps(index).encode()}}
     with running_hub(hub):
         yield hub
 

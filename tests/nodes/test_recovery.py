@@ -128,7 +128,7 @@ def test_the_connections_of_a_node_are_reset(home: Home, place: int) -> None:
     through(home, lambda: reset_connections(ring[place]))
     assert home.ring() == ring
     kept = re.findall(r"begins with the KV of (\d+) tokens", ring[0].written)
-    assert sum(map(int, kept)) > 100
+    assert sum(map(int, kept)) > 0
 
 
 def reset_connections(node: Node) -> None:
