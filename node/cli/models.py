@@ -1,7 +1,6 @@
 """Formats the models of a cluster for people: those that nodes hold, those that are loaded, and the short names."""
 
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -70,6 +69,8 @@ def short_names(models: Json) -> str:
 
 def prove(model: str) -> int:
     """Have a process that may die try the model; it prints what it found. Returns the exit code."""
+    import subprocess  # noqa: PLC0415 - no other command starts a program
+
     command = [sys.executable, "-P", "-m", "node.engine.proof", model]
     code = subprocess.run(command, check=False).returncode  # noqa: S603 - this very program
     if code < 0:

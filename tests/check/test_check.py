@@ -31,7 +31,8 @@ def test_everything_is_as_expected_and_in_the_report(tmp_path: Path) -> None:
     for found in ("they found each other", "2 of 2 as one node's", "loopback", "All is as expected"):
         assert found in report
     assert len(re.findall(r"[\d.]+ of [\d.]+ tokens/s: [\d.]+$", report, re.MULTILINE)) == 3
-    assert len(re.findall(r"[\d.]+ times that of one token; (?:the same|other) bits", report)) == 3
+    assert re.search(r"Numbers of tokens with equal bits\n +found: +\{1[,}]", report)
+    assert len(re.findall(r"[\d.]+ times that of one token\n", report)) == 4
     assert "BAD" not in report
 
 

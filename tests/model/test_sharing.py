@@ -211,8 +211,9 @@ async def test_a_slow_one_is_waited_for_and_its_other_files_are_not(node, fake_h
     for file in (FIRST, SECOND, THIRD):
         if in_turn(commit, "ab", file) == in_turn(commit, "ab"):
             fake_hub.stalls[file] = 100
+    stalls = len(fake_hub.stalls)
     first = asyncio.create_task(whole(slow, commit))
-    await until(fake_hub.fetched)
+    await until(lambda: len(fake_hub.stalls) < stalls)
     fake_hub.stalls.clear()
     (held,) = fake_hub.fetched()
     second = asyncio.create_task(whole(quick, commit))

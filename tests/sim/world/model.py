@@ -362,7 +362,7 @@ class FakeRunner:
     def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
         assert frame.lane is not None
         guesses, further = following.guesses, following.next_guesses
-        drawn, right = self._judge(frame.tensors[0], draws, guesses)
+        drawn, right = self._judge(frame, draws, guesses)
         if right == len(draws):
             if not further:
                 return Verdict(drawn, right)
@@ -375,8 +375,8 @@ class FakeRunner:
         last = drawn[-1:] if guesses else drawn
         return Verdict(drawn, right, self.begin(next_frame, [[sampled.token] for sampled in last]))
 
-    def _judge(self, hidden: Any, draws: Sequence[Draw], guesses: Sequence[int]) -> tuple[list[Sampled], int]:
-        drawn = self._draw(hidden, draws)
+    def _judge(self, done: Frame, draws: Sequence[Draw], guesses: Sequence[int]) -> tuple[list[Sampled], int]:
+        drawn = self._draw(done, draws)
         if not guesses:
             return drawn, 0
         right = 0
@@ -404,7 +404,7 @@ class FakeRunner:
             self._stage.violated(f"the step ahead of lane {frame.lane} has {begun.tokens} instead of {tokens}")
         if frame.unverified:
             done = self.begin(replace(frame, ops=()), tokens)
-            yield Verdict(*self._judge(done.tensors[0], draws, tokens[0][1:]))
+            yield Verdict(*self._judge(done, draws, tokens[0][1 : len(draws)]))
             return
         drawn = begun.drawn if begun else self._step(frame, tokens, draws)
         if not ahead:
@@ -425,10 +425,13 @@ class FakeRunner:
 
     def _step(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
         done = self.begin(replace(frame, ops=()), tokens)
-        return self._draw(done.tensors[0], draws) if draws else []
+        return self._draw(done, draws) if draws else []
 
-    def _draw(self, hidden: Any, draws: Sequence[Draw]) -> list[Sampled]:
-        states = [row[-1] for row in hidden.rows] if len(hidden.rows) > 1 else hidden.rows[0][-len(draws) :]
+    def _draw(self, done: Frame, draws: Sequence[Draw]) -> list[Sampled]:
+        hidden: Any = done.tensors[0]
+        # None is drawn after padding, which is at a step's end.
+        one = hidden.rows[0][-1 - done.unverified :][: len(draws)]
+        states = [row[-1] for row in hidden.rows] if len(hidden.rows) > 1 else one
         if hidden.layer != LAYERS or len(states) != len(draws):
             self._stage.violated(f"sampling {len(draws)} results of {hidden}")
         pairs = zip(states, draws, strict=True)
