@@ -73,7 +73,9 @@ def run(options: argparse.Namespace) -> list[Row]:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pippin-bench-")))
             ring = stack.enter_context(
-                ring_nodes.running(stages, model, scratch, options.preload, context=options.context, pinned=False)
+                ring_nodes.running(
+                    stages, model, scratch, options.preload, context=options.context, pinned=False, with_keys=False
+                )
             )
             rows += asyncio.run(_measure(ring, "one node" if stages == 1 else f"ring of {stages}", options))
     report("Turns of a coding agent", rows, NOTES)

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> list[Row]:
         sides = [stack.enter_context(_stock(model, scratch, options.context))]
         for stages in (1, 2):
             each = stack.enter_context(
-                ring_nodes.running(stages, model, scratch, None, context=options.context, pinned=False)
+                ring_nodes.running(stages, model, scratch, None, context=options.context, pinned=False, with_keys=False)
             )
             sides.append(Side("one node" if stages == 1 else f"ring of {stages}", each.url, each.model, each.url[:-3]))
         rows = asyncio.run(_measure(sides, options))

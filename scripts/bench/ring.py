@@ -9,6 +9,8 @@ Parts:
      a stage would be idle; and of one node, which guesses only if steps of several tokens pay; and, with three cores or
      more, a ring of 3
   f  free text of --model, whose draft model is --draft: a ring of 2 with it and without; see scripts/train_demo_model.py
+  g  a model whose MTP layer is right for 80 % of its tokens, and the built-in model with its own: a ring of 2 and one node
+  h  the six tasks of bench/guess_tasks.toml for a real model, see scripts/real_model.py: a ring of 2 and one node
 
 Runs come in pairs, stock then ring, and the ratio is the median of the pairs' ratios. Two kinds of runs:
   ring --preset 25m                                         bound by computing: the wheel's own, slow BLAS
@@ -18,19 +20,29 @@ Runs come in pairs, stock then ring, and the ratio is the median of the pairs' r
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import figures
+import guesses
 import processes
+import prompts
+import real_model
 import ring_nodes
 import ring_parts
-from figures import Row, report
+from figures import Row, at_least, report
 from processes import Child
 
 HELP = "a ring of nodes against stock mlx-lm: one stream, many, a long prompt"
 MODELS = Path(tempfile.gettempdir()) / "pippin-bench-models"
-QUICK = {"pairs": 1, "tokens": 32, "batch_tokens": 12, "sessions": [8], "prefill_tokens": 256}
+QUICK = {"pairs": 1, "tokens": 32, "batch_tokens": 12, "sessions": [8], "prefill_tokens": 256, "text_tokens": 16}
+DRAFT_TARGET = 1.3
+RIGHT = 0.8
+"""Of the tokens for which the MTP layer of part g is right."""
+RIGHT_TARGET, BUILTIN_TARGET = 1.4, 1.3
+LEAST_OF_TASK, MEDIAN_OF_TASKS = 0.95, 1.3
+BUILTIN = figures.ROOT / "node" / "builtin" / "pippin-demo"
 NOTES = (
     "ratio  ring / stock, the median of the pairs'; least and most of them show how noisy the machine was",
     "cpu    processor time of all nodes for the same work, in times of stock's: what the ring adds",
@@ -55,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sessions", type=figures.numbers, default=[8, 16, 32], metavar="N,N", help="part b (default: 8,16,32)")
     add("--batch-tokens", type=int, default=48, metavar="N", help="part b, of each answer (default: %(default)s)")
     add("--prefill-tokens", type=int, default=2048, metavar="N", help="part c, 4000 at most (default: %(default)s)")
+    add(
+        "--text-tokens",
+        type=int,
+        default=200,
+        metavar="N",
+        help="parts f, g, h, most of an answer (default: %(default)s)",
+    )
     add("--model", type=Path, metavar="DIR", help="part f, a model whose text the draft model can guess")
     add("--draft", default="pippin-demo", metavar="ID", help="part f (default: %(default)s)")
     add("--quick", action="store_true", help="one short pair of each: a check; figures mean nothing")
@@ -81,6 +100,12 @@ def run(options: argparse.Namespace) -> list[Row]:
     if "f" in parts:
         rows += _with_draft(options)
         report("Ring with a draft model against stock mlx-lm", rows, NOTES)
+    if "g" in parts:
+        rows += _with_mtp_layers(options)
+        report("MTP layers against stock mlx-lm", rows, NOTES)
+    if "h" in parts:
+        rows += _tasks(options)
+        report("A real model's tasks against stock mlx-lm", rows, NOTES)
     return rows
 
 
@@ -95,13 +120,7 @@ def _tell_cores() -> None:
 def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
     rows = []
     model = ring_nodes.make_model(options.preset, options.models_dir)
-    core = next(iter(processes.cores()), None)
-    with contextlib.ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pippin-bench-")))
-        environment = processes.environment(options.preload)
-        stock = stack.enter_context(Child("stock_child.py", str(model), core=core, env=environment))
-        stock.answer()
-        stack.enter_context(processes.on_cores(_spare_cores()))
+    with _stock(model, options) as (stock, scratch):
         with ring_nodes.running(2, model, scratch, options.preload) as ring:
             if "a" in parts:
                 rows.append(_told(ring_parts.single(stock, ring, options)))
@@ -116,9 +135,10 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
                 with ring_nodes.running(stages, model, scratch, options.preload) as ring:
                     rows += map(_told, ring_parts.predicted(stock, ring, options))
         if "b" in parts and len(cores := processes.cores()) > 1:
-            other = stack.enter_context(Child("stock_child.py", str(model), core=cores[1], env=environment))
-            other.answer()
-            rows += [_told(ring_parts.at_once(stock, other, options, count)) for count in options.sessions]
+            environment = processes.environment(options.preload)
+            with Child("stock_child.py", str(model), core=cores[1], env=environment) as other:
+                other.answer()
+                rows += [_told(ring_parts.at_once(stock, other, options, count)) for count in options.sessions]
         if "a" in parts:
             with ring_nodes.running(3, model, scratch, options.preload) as ring:
                 rows.append(_told(ring_parts.single(stock, ring, options)))
@@ -128,17 +148,63 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
 def _with_draft(options: argparse.Namespace) -> list[Row]:
     if options.model is None:
         raise SystemExit("Part f needs --model DIR.")
-    rows = []
-    with contextlib.ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pippin-bench-")))
-        environment, core = processes.environment(options.preload), next(iter(processes.cores()), None)
-        stock = stack.enter_context(Child("stock_child.py", str(options.model), core=core, env=environment))
-        stock.answer()
-        stack.enter_context(processes.on_cores(_spare_cores()))
+    asked, rows = ring_parts.chats(options.model, prompts.CHATS), []
+    with _stock(options.model, options) as (stock, scratch):
         for what, own in (("no draft model", []), (f"draft model {options.draft}", ["--draft", options.draft])):
             with ring_nodes.running(2, options.model, scratch, options.preload, more=own) as ring:
-                rows.append(_told(ring_parts.drafted(stock, ring, options.model, what, options)))
+                pairs = ring_parts.free_text(stock, ring, options.model, asked, options)
+            row = pairs.row("f", f"free text, {what}")
+            rows.append(_told(row | at_least(pairs.ratio, DRAFT_TARGET if own else None)))
     return rows
+
+
+def _with_mtp_layers(options: argparse.Namespace) -> list[Row]:
+    rows = []
+    random = ring_nodes.make_model(options.preset, options.models_dir, mtp=RIGHT)
+    for model, asked, what, target in (
+        (random, [prompts.token_ids(16) for _ in range(4)], f"MTP layer right for {RIGHT:.0%}", RIGHT_TARGET),
+        (BUILTIN, ring_parts.chats(BUILTIN, prompts.CHATS), "built-in model with its MTP layer", BUILTIN_TARGET),
+    ):
+        with _stock(model, options) as (stock, scratch):
+            for stages, nodes in ((2, "ring of 2"), (1, "one node")):
+                for own, guessing in (([], what), (["--no-guesses"], f"{what}, --no-guesses")):
+                    with ring_nodes.running(stages, model, scratch, options.preload, more=own) as ring:
+                        pairs = ring_parts.free_text(stock, ring, model, asked, options)
+                    is_aim = stages == 2 and not own
+                    row = pairs.row("g", f"{guessing}, {nodes}")
+                    rows.append(_told(row | at_least(pairs.ratio, target if is_aim else None)))
+    return rows
+
+
+def _tasks(options: argparse.Namespace) -> list[Row]:
+    """With nobody's help: no prediction, and each answer of a client of whom nothing is known."""
+    rows: list[Row] = []
+    model = real_model.real_model(quantized=False)
+    tasks = {task["name"]: task["content"] for task in tomllib.loads(guesses.TASKS.read_text())["task"]}
+    with _stock(model, options) as (stock, scratch):
+        for stages, nodes in ((2, "ring of 2"), (1, "one node")):
+            with ring_nodes.running(stages, model, scratch, options.preload) as ring:
+                found = []
+                for name, prompt in zip(tasks, ring_parts.chats(model, list(tasks.values())), strict=True):
+                    pairs = ring_parts.free_text(stock, ring, model, [prompt], options)
+                    rows.append(_told(pairs.row("h", f"{name}, {nodes}") | at_least(pairs.ratio, LEAST_OF_TASK)))
+                    found.append(pairs.ratio)
+            middle = figures.median(found)
+            row: Row = {"part": "h", "case": f"median of six tasks, {nodes}", "ratio": round(middle, 3)}
+            rows.append(_told(row | at_least(middle, MEDIAN_OF_TASKS if stages == 2 else None)))
+    return rows
+
+
+@contextlib.contextmanager
+def _stock(model: Path, options: argparse.Namespace) -> Iterator[tuple[Child, Path]]:
+    """Stock mlx-lm with a model, on the first core, and a scratch directory; this process leaves the cores of the stages."""
+    core, environment = next(iter(processes.cores()), None), processes.environment(options.preload)
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pippin-bench-")))
+        stock = stack.enter_context(Child("stock_child.py", str(model), core=core, env=environment))
+        stock.answer()
+        stack.enter_context(processes.on_cores(_spare_cores()))
+        yield stock, scratch
 
 
 def _spare_cores() -> Sequence[int]:

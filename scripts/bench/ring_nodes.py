@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -20,14 +22,19 @@ from figures import ROOT
 from sse import Answer, Json
 
 START_S = 180.0
+CLIENTS = 300
 
 
-def make_model(preset: str, directory: Path, bits: int = 0) -> Path:
-    """Return a folder with a model of random weights, of so many bits unless 0, which is kept for the next run."""
-    model = directory / (f"{preset}-{bits}bit" if bits else preset)
+def make_model(preset: str, directory: Path, bits: int = 0, mtp: float = 0) -> Path:
+    """Return a folder with a model of random weights, which is kept for the next run.
+
+    `bits`: of the weights, unless 0. `mtp`: how often the MTP layer is right; 0: it has none.
+    """
+    model = directory / (preset + (f"-{bits}bit" if bits else "") + (f"-mtp-{mtp}" if mtp else ""))
     if not (model / "config.json").exists():
         command = [sys.executable, str(ROOT / "scripts" / "make_model.py"), "--preset", preset, "--out", str(model)]
         command += ["--quantize", str(bits)] if bits else []
+        command += ["--mtp", str(mtp)] if mtp else []
         subprocess.run(command, check=True, timeout=600, env=processes.environment())
     return model
 
@@ -39,11 +46,13 @@ class NodeRing:
     cores: tuple[int | None, ...]
     pids: tuple[int, ...]
     """Process ids of the stages, in the order of the ring."""
+    keys: Iterator[str]
+    """API keys, one for each request: a client of its own, so that no answer is guessed from an earlier one."""
 
     async def stream(
         self, prompt: Sequence[int], tokens: int, prediction: Sequence[int] = (), *, ignore_eos: bool = True
     ) -> Answer:
-        async with sse.client() as http:
+        async with sse.client(next(self.keys)) as http:
             options: Json = {"stream_options": {"include_usage": True}, "ignore_eos": ignore_eos}
             if prediction:
                 options["prediction"] = {"type": "content", "content": prediction}
@@ -51,7 +60,7 @@ class NodeRing:
 
     async def batch(self, batch: Sequence[Sequence[int]], tokens: int) -> float:
         """Return the seconds for all prompts at once. Answers are not streamed: streams are the gateway's cost."""
-        async with sse.client() as http:
+        async with sse.client(next(self.keys)) as http:
             begin = time.perf_counter()
             async with asyncio.TaskGroup() as group:
                 url = f"{self.url}/completions"
@@ -70,7 +79,7 @@ class NodeRing:
         """Return a prompt whose first greedy token is text. Half a character would delay the first event."""
         for _ in range(50):
             prompt = prompts.token_ids(length)
-            async with sse.client() as http:
+            async with sse.client(next(self.keys)) as http:
                 answer = await sse.whole(http, f"{self.url}/completions", self._body(prompt, 1))
             if answer["choices"][0]["text"]:
                 return prompt
@@ -86,12 +95,18 @@ def running(
     *,
     context: int = 4096,
     pinned: bool = True,
+    with_keys: bool = True,
     more: Sequence[str] = (),
 ) -> Iterator[NodeRing]:
     """Start the nodes and wait until they hold the model; at the end, stop them.
 
-    `pinned`: each to a core of its own, the driver to the first one. `more`: options of all nodes.
+    `pinned`: each to a core of its own, the driver to the first one. `with_keys`: requests need an API key. `more`: options of all
+    nodes.
     """
+    keys = [secrets.token_hex(16) for _ in range(CLIENTS)] if with_keys else [""]
+    key_file = scratch / "keys"
+    key_file.touch(0o600)
+    key_file.write_text("\n".join(keys))
     cores = assign(stages, processes.cores() if pinned else ())
     ports = _free_ports(2 * stages)
     nodes: list[subprocess.Popen[bytes]] = []
@@ -105,15 +120,16 @@ def running(
                 *(["--peer", f"127.0.0.1:{ports[stages]}"] if number else []),
                 *("--models-dir", str(model.parent), "--model", model.name, "--stages", str(stages)),
                 *("--context", str(context)),
+                *(["--api-key-file", str(key_file)] if with_keys else []),
                 *more,
             ]
             with processes.on_cores([core] if (core := cores[number]) is not None else []), log.open("wb") as out:
                 nodes.append(processes.start_node(arguments, out, preload))
-        order = _wait_ready(f"http://127.0.0.1:{ports[0]}", stages, nodes, logs)
+        order = _wait_ready(f"http://127.0.0.1:{ports[0]}", keys[0], stages, nodes, logs)
         for number, core in zip(order, cores, strict=True):
             processes.pin(nodes[number].pid, core)
         pids = tuple(nodes[number].pid for number in order)
-        yield NodeRing(f"http://127.0.0.1:{ports[order[0]]}/v1", model.name, tuple(cores), pids)
+        yield NodeRing(f"http://127.0.0.1:{ports[order[0]]}/v1", model.name, tuple(cores), pids, itertools.cycle(keys))
     finally:
         processes.end(nodes)
 
@@ -131,12 +147,15 @@ def assign(stages: int, cores: Sequence[int]) -> list[int | None]:
     return [cores[0], *(others[index % len(others)] for index in range(stages - 1))]
 
 
-def _wait_ready(url: str, count: int, nodes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> list[int]:
+def _wait_ready(
+    url: str, key: str, count: int, nodes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]
+) -> list[int]:
     """Return the numbers of the nodes in the order of the ring, the driver first."""
+    asked = urllib.request.Request(f"{url}/cluster/status", headers={"Authorization": f"Bearer {key}"})  # noqa: S310 - our own URL
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and all(node.poll() is None for node in nodes):
         with contextlib.suppress(OSError):
-            with urllib.request.urlopen(f"{url}/cluster/status", timeout=2) as answer:  # noqa: S310 - our own URL
+            with urllib.request.urlopen(asked, timeout=2) as answer:  # noqa: S310 - our own URL
                 status: Json = json.load(answer)
             rings = [ring for model in status["models"] for ring in model["rings"] if len(ring["stages"]) == count]
             if status["state"] == "ready" and rings:

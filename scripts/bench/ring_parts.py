@@ -17,9 +17,6 @@ PREDICTED_TARGETS = {4: 1.25, 9: 1.45}
 """By the number of tokens of which the prediction's last one is wrong."""
 SINGLE_TARGETS = {2: 0.98, 3: 0.97}
 PREFILL_TARGET = 1.8
-DRAFT_TARGET = 1.3
-MOST_OF_ANSWER = 200
-"""Maximum tokens of an answer of part f."""
 Run = Callable[[], float]
 """Returns tokens per second."""
 
@@ -167,26 +164,33 @@ def _single_rate(stock: Child, prompt: list[int], tokens: int) -> float:
     return (tokens - 1) / seconds
 
 
-def drafted(stock: Child, ring: NodeRing, model: Path, what: str, options: argparse.Namespace) -> Row:
-    """(f) Answers to chats, which end where the model ends them. The text must be that of stock mlx-lm."""
+def free_text(
+    stock: Child, ring: NodeRing, model: Path, asked: Sequence[list[int]], options: argparse.Namespace
+) -> Pairs:
+    """Tokens per second of answers that end where the model ends them. The text must be that of stock mlx-lm."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    chats = [[{"role": "user", "content": text}] for text in prompts.CHATS]
-    asked = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
-    expected = [stock.ask(do="answer", prompt=prompt, tokens=MOST_OF_ANSWER) for prompt in asked]
+    most: int = options.text_tokens
+    expected = [stock.ask(do="answer", prompt=prompt, tokens=most) for prompt in asked]
     texts = [tokenizer.decode(each["tokens"], skip_special_tokens=True) for each in expected]
 
     def alone() -> float:
-        answers = [stock.ask(do="answer", prompt=prompt, tokens=MOST_OF_ANSWER) for prompt in asked]
+        answers = [stock.ask(do="answer", prompt=prompt, tokens=most) for prompt in asked]
         return sum(len(each["tokens"]) for each in answers) / sum(float(each["rest"]) for each in answers)
 
     def split() -> float:
-        answers = [asyncio.run(ring.stream(prompt, MOST_OF_ANSWER, ignore_eos=False)) for prompt in asked]
+        answers = [asyncio.run(ring.stream(prompt, most, ignore_eos=False)) for prompt in asked]
         if [each.text for each in answers] != texts:
             raise SystemExit(f"The text changed: {[each.text for each in answers]!r} instead of {texts!r}.")
         return sum(each.tokens for each in answers) / sum(each.ended - each.first for each in answers)
 
-    pairs = _pairs(options.pairs, stock, alone, ring, split)
-    return pairs.row("f", f"free text, {what}") | at_least(pairs.ratio, DRAFT_TARGET if options.draft in what else None)
+    return _pairs(options.pairs, stock, alone, ring, split)
+
+
+def chats(model: Path, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of prompts, each a chat with one message."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    turns = [[{"role": "user", "content": text}] for text in texts]
+    return [tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False) for turn in turns]
 
 
 def sessions(stock: Child, ring: NodeRing, options: argparse.Namespace, count: int) -> Row:

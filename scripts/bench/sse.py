@@ -97,8 +97,9 @@ def _text(choice: Json) -> str:
     return str(choice.get("text") or delta.get("content") or delta.get("reasoning_content") or "")
 
 
-def client() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=TIMEOUT, connector=aiohttp.TCPConnector(limit=0))
+def client(key: str = "") -> aiohttp.ClientSession:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return aiohttp.ClientSession(timeout=TIMEOUT, connector=aiohttp.TCPConnector(limit=0), headers=headers)
 
 
 async def stream(http: aiohttp.ClientSession, url: str, body: Json, answer: Answer | None = None) -> Answer:
