@@ -16,6 +16,8 @@ EDGES = (0, 1, 2, 4, 8, 2**16, 2**31, 2**32 - 1, 2**53 - 1, 2**53, 2**63, 2**64 
 MOST_ITEMS = 3
 LONG, SHARE_OF_LONG = (300, 20_000), 0.03
 """Lengths of some lists that are far too long, and their share. Lists of messages repeat one item."""
+LARGEST = 1 << 26
+"""Maximum bytes of such a list of messages. Lists in lists would get beyond the 2 GiB that a message may have."""
 DEEPEST = 5
 
 
@@ -32,7 +34,7 @@ def fill(message: Any, known: Known, rng: random.Random, depth: int = 0) -> Any:
             for each in [inner.add() for _ in range(rng.randint(0, MOST_ITEMS))] if field.is_repeated else [inner]:
                 fill(each, known, rng, depth + 1)
             if field.is_repeated and inner and rng.random() < SHARE_OF_LONG:
-                inner.extend([inner[0]] * rng.choice(LONG))
+                inner.extend([inner[0]] * min(rng.choice(LONG), LARGEST // max(1, inner[0].ByteSize())))
     return message
 
 
