@@ -77,11 +77,11 @@ def attack(kind: str, directory: Path, options: argparse.Namespace, limits: Limi
 
 async def _all_kinds(target: Target, options: argparse.Namespace, parts: int) -> None:
     for module, count in (
+        (damaged_kv, options.kv),  # first, as it needs a ring of both nodes: others drain nodes and load other models
         (odd_requests, options.requests),
         (hostile_schemas, options.schemas),
         (hostile_streams, options.streams),
         (broken_models, options.models),
-        (damaged_kv, options.kv),
     ):
         if count:
             await module.attack(target, -(-count // parts), options.seed)

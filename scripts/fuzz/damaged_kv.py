@@ -30,7 +30,6 @@ Act = Callable[[bytes, str, bytes, random.Random], bytes]
 async def attack(target: Target, count: int, seed: int) -> None:
     """`count`: rounds."""
     rng, body = random.Random(seed), {**chat_body(STORY), "max_tokens": TOKENS}
-    await asyncio.to_thread(_use_all_nodes, target)
     right, _, blocks = await asyncio.to_thread(_ask, target.nodes[0], body)
     stored = await asyncio.to_thread(_stored, target, blocks)
     for number in range(count):
@@ -71,15 +70,6 @@ def _stored(target: Target, blocks: int) -> dict[Path, bytes]:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/*.safetensors"))
-
-
-def _use_all_nodes(target: Target) -> None:
-    """Whoever attacked an open cluster before may have drained a node."""
-    for node in target.nodes:
-        until(
-            lambda node=node: target.nodes[0].command("undrain", node.name).returncode == 0, f"{node.name} is undrained"
-        )
-    _unload(target)
 
 
 def _unload(target: Target) -> None:
