@@ -68,10 +68,12 @@ def environment(preload: Path | None = None) -> dict[str, str]:
     return given
 
 
-def start_node(arguments: Sequence[str], out: IO[bytes], preload: Path | None = None) -> subprocess.Popen[bytes]:
+def start_node(
+    arguments: Sequence[str], out: IO[bytes], preload: Path | None = None, program: Sequence[str] = ("-m", "node")
+) -> subprocess.Popen[bytes]:
     """Start a node that writes its log to `out`. Ctrl-C reaches only this process, which ends its children itself."""
     return subprocess.Popen(
-        [sys.executable, "-m", "node", *arguments],
+        [sys.executable, *program, *arguments],
         cwd=ROOT,
         env=environment(preload),
         stdout=out,

@@ -76,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--model", type=Path, metavar="DIR", help="part f, a model whose text the draft model can guess")
     add("--draft", default="pippin-demo", metavar="ID", help="part f (default: %(default)s)")
+    add("--from-two", action="store_true", help="part e, steps of two to five tokens only; see bench/node_from_two.py")
     add("--quick", action="store_true", help="one short pair of each: a check; figures mean nothing")
     add(
         "--models-dir",
@@ -121,7 +122,7 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
     rows = []
     model = ring_nodes.make_model(options.preset, options.models_dir)
     with _stock(model, options) as (stock, scratch):
-        with ring_nodes.running(2, model, scratch, options.preload) as ring:
+        with ring_nodes.running(2, model, scratch, options.preload, from_two=options.from_two) as ring:
             if "a" in parts:
                 rows.append(_told(ring_parts.single(stock, ring, options)))
             if "b" in parts:
@@ -132,7 +133,7 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
                 rows += map(_told, ring_parts.predicted(stock, ring, options))
         if "e" in parts:
             for stages in (1, 3) if len(processes.cores()) >= 3 else (1,):
-                with ring_nodes.running(stages, model, scratch, options.preload) as ring:
+                with ring_nodes.running(stages, model, scratch, options.preload, from_two=options.from_two) as ring:
                     rows += map(_told, ring_parts.predicted(stock, ring, options))
         if "b" in parts and len(cores := processes.cores()) > 1:
             environment = processes.environment(options.preload)
@@ -140,7 +141,7 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
                 other.answer()
                 rows += [_told(ring_parts.at_once(stock, other, options, count)) for count in options.sessions]
         if "a" in parts:
-            with ring_nodes.running(3, model, scratch, options.preload) as ring:
+            with ring_nodes.running(3, model, scratch, options.preload, from_two=options.from_two) as ring:
                 rows.append(_told(ring_parts.single(stock, ring, options)))
     return rows
 

@@ -96,13 +96,15 @@ def running(
     context: int = 4096,
     pinned: bool = True,
     with_keys: bool = True,
+    from_two: bool = False,
     more: Sequence[str] = (),
 ) -> Iterator[NodeRing]:
     """Start the nodes and wait until they hold the model; at the end, stop them.
 
-    `pinned`: each to a core of its own, the driver to the first one. `with_keys`: requests need an API key. `more`: options of all
-    nodes.
+    `pinned`: each to a core of its own, the driver to the first one. `with_keys`: requests need an API key. `from_two`: see
+    node_from_two.py. `more`: options of all nodes.
     """
+    program = (str(Path(__file__).with_name("node_from_two.py")),) if from_two else ("-m", "node")
     keys = [secrets.token_hex(16) for _ in range(CLIENTS)] if with_keys else [""]
     key_file = scratch / "keys"
     key_file.touch(0o600)
@@ -124,7 +126,7 @@ def running(
                 *more,
             ]
             with processes.on_cores([core] if (core := cores[number]) is not None else []), log.open("wb") as out:
-                nodes.append(processes.start_node(arguments, out, preload))
+                nodes.append(processes.start_node(arguments, out, preload, program))
         order = _wait_ready(f"http://127.0.0.1:{ports[0]}", keys[0], stages, nodes, logs)
         for number, core in zip(order, cores, strict=True):
             processes.pin(nodes[number].pid, core)

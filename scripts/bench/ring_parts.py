@@ -171,7 +171,7 @@ def free_text(
     tokenizer = AutoTokenizer.from_pretrained(model)
     most: int = options.text_tokens
     expected = [stock.ask(do="answer", prompt=prompt, tokens=most) for prompt in asked]
-    texts = [tokenizer.decode(each["tokens"], skip_special_tokens=True) for each in expected]
+    texts = [_whole(tokenizer.decode(each["tokens"], skip_special_tokens=True)) for each in expected]
 
     def alone() -> float:
         answers = [stock.ask(do="answer", prompt=prompt, tokens=most) for prompt in asked]
@@ -179,11 +179,16 @@ def free_text(
 
     def split() -> float:
         answers = [asyncio.run(ring.stream(prompt, most, ignore_eos=False)) for prompt in asked]
-        if [each.text for each in answers] != texts:
-            raise SystemExit(f"The text changed: {[each.text for each in answers]!r} instead of {texts!r}.")
+        if (told := [_whole(each.text) for each in answers]) != texts:
+            raise SystemExit(f"The text changed: {told!r} instead of {texts!r}.")
         return sum(each.tokens for each in answers) / sum(each.ended - each.first for each in answers)
 
     return _pairs(options.pairs, stock, alone, ring, split)
+
+
+def _whole(text: str) -> str:
+    """A text without the part of a character at its end."""
+    return text.rstrip("\ufffd")
 
 
 def chats(model: Path, texts: Sequence[str]) -> list[list[int]]:
