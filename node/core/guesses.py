@@ -165,11 +165,11 @@ class Passages:
                 rate.count(None if guess is None else guess == token)
         self._recent = [*self._recent, token][-LONGEST:]
 
-    def learn(self, prompt: Sequence[int], begin: int) -> int:
-        """Learn a prompt from there on, up to PIECE tokens that were not said before. Returns how far it has come."""
+    def learn(self, prompt: Sequence[int], begin: int, most: int) -> int:
+        """Learn a prompt from there on, up to `most` tokens that were not said before. Returns how far it has come."""
         new = 0
         for place in range(begin, len(prompt), LONGEST):
-            if new >= PIECE:
+            if new >= most:
                 return place
             piece = prompt[place : place + LONGEST]
             text = [*self._recent, *piece]
@@ -255,7 +255,7 @@ class Guesser:
         None if no source has it, while the sources have yet to catch up with the answer, and if the draft model will most
         likely have a better one: a worse one in its place would leave it nothing to follow.
         """
-        guess = self._best(guessed) if self._follow(tokens) else None
+        guess = self._best(guessed) if self.catch_up(tokens) else None
         draws = self._drafted.silent < PATIENCE and len(guessed) <= self._drafted.depth
         return guess.token if guess and not (draws and self._draft_is_better(guessed, guess)) else None
 
@@ -263,26 +263,28 @@ class Guesser:
         """How often guesses were right lately of the kind that tells the token after the prompt and the answer so far; 0 if
         there is none.
         """
-        guess = self._best(()) if self._follow(tokens) else None
+        guess = self._best(()) if self.catch_up(tokens) else None
         return guess.rate if guess else 0.0
 
     def lacks_draft(self, tokens: Sequence[int], guessed: Sequence[int] = ()) -> bool:
         """Whether the draft model should draw the token after these: it was right more often than sources that have it."""
-        return self._follow(tokens) and self._draft_is_better(guessed, self._best(guessed))
+        return self.catch_up(tokens) and self._draft_is_better(guessed, self._best(guessed))
 
     def add_draft(self, tokens: Sequence[int], guessed: Sequence[int], token: int) -> None:
         """The draft model has drawn a token after these."""
-        if self._follow(tokens):
+        if self.catch_up(tokens):
             self._drafted.add(guessed, token)
 
     def drafted_too_late(self) -> None:
         """The draft model has drawn a token that was known by then, which helps as little as a wrong one."""
         self._drafted.rate.count(False)
 
-    def _follow(self, tokens: Sequence[int]) -> bool:
-        """Follow prompt and answer by a piece. Returns whether the sources have caught up with them."""
+    def catch_up(self, tokens: Sequence[int], most: int = PIECE) -> bool:
+        """Learn up to `most` new tokens of the prompt, or PIECE, and follow the answer by a piece. Returns whether the sources
+        have caught up with them.
+        """
         if self._learnt < len(self._prompt):
-            self._learnt = self._passages.learn(self._prompt, self._learnt)
+            self._learnt = self._passages.learn(self._prompt, self._learnt, max(most, PIECE))
         is_learnt = self._learnt == len(self._prompt)
         return is_learnt and not [source for source in self._sources if not source.follow(tokens, CATCH_UP)]
 

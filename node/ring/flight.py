@@ -30,6 +30,8 @@ class Step:
     """Empty if the job of the step before it has begun it with the tokens that it drew."""
     samples: bool
     """Whether each row yields its session's next token."""
+    begin: int = 0
+    """Of a step of prompts: the position of each row's first token."""
     ahead: int = 0
     """If not 0, the stage may run so many steps of the lane, this one included, and begins one more."""
     unverified: int = 0

@@ -14,7 +14,6 @@ from node.engine.sampling import Draw
 from node.engine.verdict import Verdict
 from node.ring.flight import Step
 from node.ring.scheduler import Scheduler
-from node.ring.session import Slot
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +65,6 @@ class Guessing:
     """Why the source that there was to be does not guess."""
     _results: list[Result] = field(default_factory=list[Result])
     """Not told yet."""
-    _prompt: tuple[Slot | None, int] = (None, 0)
-    """The session whose prompt was observed last, and how many of its tokens."""
 
     @property
     def kv_bytes(self) -> int:
@@ -86,11 +83,7 @@ class Guessing:
         if not (self.source and frame.tensors and self._follows(step, scheduler)):
             return
         (slot,) = step.rows
-        end = len(slot.session.tokens) - 1
-        if not step.samples:
-            before, seen = self._prompt
-            end = (seen if before is slot else slot.cached) + len(step.tokens[0])
-            self._prompt = slot, end
+        end = len(slot.session.tokens) - 1 if step.samples else step.begin + len(step.tokens[0])
         count = 0 if frame.every else len(verdict.results)
         self._results.append((list(slot.session.tokens), end, frame.tensors, count))
         if frame.every or len(self._results) > _MOST_RESULTS:
@@ -122,7 +115,7 @@ class Guessing:
 
     async def clear(self, compute: Compute) -> None:
         """Free the source's KV."""
-        self._results, self._prompt = [], (None, 0)
+        self._results = []
         if self.source:
             await compute.run(self.source.clear)
 

@@ -193,12 +193,22 @@ class Scheduler:
         for prefill in list(self.admission.prefills):
             if prefill.lane == step.lane:
                 prefill.token_s = self.admission.chunk_size.note(step.tokens, seconds)
+                self._learn(prefill, step)
                 if step.samples and not prefill.gone:
                     self._join(prefill)
         for slot in step.rows if step.samples else ():
             self.admission.waiting.bill(slot.session, max(1, len(verdict.results) // len(step.rows)))
         self.admission.clear_prefills()
         return begun
+
+    def _learn(self, prefill: Prefill, step: Step) -> None:
+        """Sources of guesses learn as many tokens of a prompt as have been computed, so that they know it with the first token
+        of its answer: if the session may guess then, as it would have a lane to itself.
+        """
+        slot, *others = prefill.slots
+        guesses = self._guesses and (self._stages > 1 or self._family.costs[-1][0] > 1)
+        if guesses and not (others or slot.evaluation) and prefill.home.slots() == prefill.slots:
+            slot.session.learn(len(step.tokens[0]))
 
     def _deliver(self, slot: Slot, result: RowResult) -> None:
         """Give a row's result to its session."""
@@ -292,9 +302,10 @@ class Scheduler:
         prefill.begun = True
         is_alone = len(self.admission.prefills) == 1 and not (self.admission.decoding or self.admission.waiting)
         most = self.admission.chunk_size.of(prefill, self.admission.decoding, is_alone=is_alone)
+        begin, rows = prefill.slots[0].sent, tuple(prefill.slots)
         tokens = prefill.chunk(most, is_on_grid=self.admission.plan.chunked)
         samples = not prefill.ready and prefill.slots[0].evaluation is None
-        self.flight.sent(step := Step(prefill.lane, self.admission.pop_ops(), tuple(prefill.slots), tokens, samples))
+        self.flight.sent(step := Step(prefill.lane, self.admission.pop_ops(), rows, tokens, samples, begin))
         return step
 
     def _join(self, prefill: Prefill) -> None:

@@ -95,6 +95,10 @@ class Session:
             path.append(token)
         return path[len(guessed) :]
 
+    def learn(self, most: int) -> None:
+        """Have the sources of guesses learn so many tokens of the prompt, or somewhat more."""
+        self.guesser.catch_up(self.tokens, most)
+
     @property
     def guess_rate(self) -> float:
         """How likely the guess at the next token is right; 0 if there is none."""
