@@ -232,6 +232,8 @@ class Runner:
             else:
                 results, right = self._judge(logits, draws, guesses, frame.faults)
             _look_ahead(results, draws)
+            if right == len(results) < len(draws):
+                return Verdict(results, right, again=True)
             if right == len(draws):
                 if not following.next_guesses:
                     return Verdict(results, right)
@@ -262,7 +264,8 @@ class Runner:
 
         `draws`: each after the guesses before it, so it is of use only if these are right, and then it has the session's
         true history. `guesses`: those of the step, and those in flight behind it. Returns the results, of which only the
-        last one is not what was guessed, if any; and how many guesses are right, the first one behind the step included.
+        last one is not what was guessed, if any; and how many guesses are right, the first one behind the step included. If
+        that is why there are no more results, the next one is not finite: see Verdict.again.
         """
         results: list[Sampled | PippinError] = []
         # A grammar has to be told each token before it allows the next one.
@@ -271,6 +274,8 @@ class Runner:
             drawn = begin_draw(logits[begin : begin + size], draws[begin : begin + size], beside)
             for result in self._read(drawn, draws[begin : begin + size], faults, begin):
                 right = len(results)
+                if isinstance(result, StepFailed) and right < len(draws) - 1:
+                    return results, right
                 results.append(result)
                 if draws[right].ends(_token(result)) or [*guesses[right : right + 1]] != [_token(result)]:
                     return results, right
@@ -317,7 +322,7 @@ class Runner:
                 if unverified:
                     results, right = self._judge(logits, draws, tokens[0][1 : len(draws)], beside=beside)
                     _look_ahead(results, draws)
-                    yield Verdict(results, right)
+                    yield Verdict(results, right, again=right == len(results) < len(draws))
                     return
                 drawn = begin_draw(logits, draws, beside)
             for left in reversed(range(ahead)):

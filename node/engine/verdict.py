@@ -47,3 +47,7 @@ class Verdict:
     """The lane's next step, for the next stage."""
     guesses: Sequence[int] = ()
     """The tokens of that step if they are guesses; else it has the last ones of `results`."""
+    again: bool = False
+    """The result after these is not finite, and guesses follow its token in the step. Attention multiplies what they give by 0,
+    so that may be why: the token is to be computed again, without guesses.
+    """

@@ -16,7 +16,7 @@ from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded, PippinError
 from node.core.fair_queue import FairQueue
-from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Restore, Reuse, SequenceId, Take
+from node.core.frames import CacheOp, Drop, Forget, Held, Keep, Merge, Open, Restore, Reuse, SequenceId, Take
 from node.engine.plan import Plan
 from node.kv.blocks import chain_of
 from node.ring.flight import Flight
@@ -298,6 +298,13 @@ class Admission:
         depends on chunks, that KV may differ.
         """
         return not self.plan.chunked and not session.evaluate_request
+
+    def take_back(self, lane: Lane) -> None:
+        """Take back the last token of a session that has the lane to itself, and all guesses after it: it is computed again."""
+        slot, lane.again = lane.rows[0], True
+        slot.sent, slot.number = len(slot.session.tokens) - 1, next(self._numbers)
+        # Stages take single guesses back, and no token of which they were told that it is certain.
+        self.ops += [Keep(lane.number, 0, slot.number, slot.sent), Drop(lane.number), Take(lane.number, slot.number)]
 
     def slots(self) -> list[Slot]:
         return [slot for lane in self.lanes for slot in lane.slots()]

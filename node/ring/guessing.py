@@ -80,7 +80,8 @@ class Guessing:
 
     def observe(self, compute: Compute, step: Step, frame: Frame, verdict: Verdict, scheduler: Scheduler) -> None:
         """A step has landed that is certain."""
-        if not (self.source and frame.tensors and self._follows(step, scheduler)):
+        is_known = bool(verdict.results) or not step.samples
+        if not (self.source and frame.tensors and is_known and self._follows(step, scheduler)):
             return
         (slot,) = step.rows
         end = len(slot.session.tokens) - 1 if step.samples else step.begin + len(step.tokens[0])

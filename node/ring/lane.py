@@ -28,6 +28,8 @@ class Lane:
     """Slots that will join once their prompt is done."""
     ahead: bool = False
     """The stage has begun the next step."""
+    again: bool = False
+    """The next step repeats the last one, without its guesses: see Verdict."""
 
     def slots(self) -> list[Slot]:
         """All slots that count towards the lane's size, in the order in which they came."""

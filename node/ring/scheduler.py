@@ -90,16 +90,17 @@ class Scheduler:
         return None
 
     def _fill(
-        self, session: Session, certain: Sequence[int] = (), guessed: Sequence[int] = ()
+        self, session: Session, certain: Sequence[int] = (), guessed: Sequence[int] = (), *, alone: bool = False
     ) -> tuple[tuple[int, ...], int]:
         """The tokens of the next step of a session that has its lane to itself: the `certain` one, or none, and those that
-        may come after these guesses; and how many at the end are there only because no shorter step has the same bits.
+        may come after these guesses, unless it is to be `alone`; and how many at the end are there only because no shorter
+        step has the same bits.
         """
         position = len(session.tokens) - len(certain) + len(guessed)
         right = session.guess_rate if len(self._family.costs) > 1 else 0.0
         size = self._best_size(right, most_at(position, self._family))
         most = min(size, most_at(position, self._family)) - len(certain)
-        tokens = [*certain, *(session.next_guesses(guessed, most) if self._guesses else ())]
+        tokens = [*certain, *(session.next_guesses(guessed, most) if self._guesses and not alone else ())]
         if not tokens:
             return (), 0
         if len(tokens) != size:
@@ -236,8 +237,11 @@ class Scheduler:
         # Of a session that has gone only what it got is kept, and nothing behind the step.
         right = verdict.right if needed else min(verdict.right, delivered, own)
         wrong = self.flight.landed(step, right, begun)
-        self.guessed += right + (wrong > step.padding and needed)
+        self.guessed += right + (wrong > step.padding and needed and not verdict.again)
         self.guessed_right += right
+        if verdict.again:
+            self.admission.take_back(lane)
+            return None
         # If the job has begun the right step, it has taken the guesses back, and that step's frame says so.
         self.admission.ops += [Back(lane.number, wrong)] if wrong and not chained else []
         for slot in lane.rows if chained or right else ():
@@ -275,7 +279,8 @@ class Scheduler:
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
         step = Step(lane.number, ops, tuple(lane.rows), tokens, samples=True)
-        filled, padding = self._fill(lane.rows[0].session, tokens[0]) if len(tokens) == 1 else ((), 0)
+        filled, padding = self._fill(lane.rows[0].session, tokens[0], alone=lane.again) if len(tokens) == 1 else ((), 0)
+        lane.again = False
         if len(filled) <= 1:
             step = replace(step, ahead=self._steps_ahead(lane))
         elif not lane.ahead:  # else the step has begun, without guesses

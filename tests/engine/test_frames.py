@@ -2,6 +2,7 @@
 bit by bit as without guesses.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from itertools import count, cycle, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+import mlx.core as mx
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -31,7 +33,8 @@ from node.ring.scheduler import Scheduler
 from node.ring.session import Session
 from node.text.constraint import Constraint, GrammarLost
 from tests.engine.configurations import CONFIGURATIONS, each
-from tests.engine.models import PROMPT_TOKENS, load, prompt, shared_model
+from tests.engine.models import PROMPT_TOKENS, load, prompt, shared_model, write_model
+from tests.engine.test_not_finite import changed
 from tests.engine.test_quantized_kv import config as with_wide_heads
 
 RING = Ring("m@1.1", ModelVersion("m"), (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
@@ -168,6 +171,48 @@ def test_in_rings_of_any_length(number: int, family: RowFamily, sampling: Sampli
     expected = check(ring, family, asked(sampling))
     if family is FROM_ONE:
         assert expected == Played(ring, RowFamily(), guesses=False).answer(asked(sampling))
+
+
+BAD = 7
+"""A token whose embedding, and so its KV, is NaN."""
+
+
+def damaged(directory: Path, number: int) -> list[Stage]:
+    path = write_model(directory, CONFIGURATIONS["llama"])
+    changed(path, "model.embed_tokens.weight", lambda w: mx.where(mx.arange(128)[:, None] == BAD, math.nan, w))
+    return [load(path, begin, end) for begin, end in pairwise([0, *range(1, number), 4])]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("family", [FROM_ONE, FROM_TWO, FOURS], ids=["1-4", "2-4", "4"])
+@pytest.mark.parametrize("sampling", [GREEDY, PENALIZED], ids=["greedy", "penalized"])
+def test_a_guess_whose_kv_is_not_finite_changes_no_bit(
+    number: int, family: RowFamily, sampling: Sampling, tmp_path: Path
+) -> None:
+    """Attention multiplies its values by 0 for the tokens before it in the step, which gives NaN."""
+    ring = damaged(tmp_path, number)
+    expected = Played(ring, family, guesses=False).answer(asked(sampling))
+    tokens = [event.token for event in expected]
+    assert BAD not in tokens, "the test needs another prompt"
+    for every in (1, 2, 3, 7):
+        played = Played(ring, family)
+        wrong = tuple(BAD if k % every == every - 1 else token for k, token in enumerate(tokens))
+        assert told(played.answer(replace(asked(sampling), prediction=wrong))) == told(expected)
+        assert played.scheduler.guessed_right or every == 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("family", [FROM_ONE, FROM_TWO], ids=["1-4", "2-4"])
+def test_a_token_whose_kv_is_not_finite_ends_its_session_whatever_is_guessed(
+    number: int, family: RowFamily, tmp_path: Path
+) -> None:
+    ring = damaged(tmp_path, number)
+    request = asked(Sampling(temperature=0, logit_bias={BAD: 100.0}))
+    for prediction in ((), (BAD, 1, 2, 3), (1, BAD, 3, BAD)):
+        session = Session(replace(request, prediction=prediction))
+        with pytest.raises(AssertionError, match="is not finite"):
+            Played(ring, family).answers([session])
+        assert session.tokens[len(request.prompt) :] == [BAD]
 
 
 class _Ascii:

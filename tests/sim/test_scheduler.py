@@ -235,6 +235,8 @@ class World:
         """Steps with which the next one was begun."""
         self.guessed = self.guessed_right = self.long = 0
         """`long`: steps with several tokens of a session."""
+        self.again = 0
+        """Steps that were computed again without guesses."""
         self.rate = self.of_clients.choice([0.0, 0.5, 0.9, 1.0])
         """Of tokens that clients predict."""
         self.system = tuple(self.random.randrange(5000) for _ in range(20))
@@ -369,6 +371,9 @@ class World:
             self.cancel()  # while the next step is being computed
         if begins and not follows and len(guesses) > right:
             self.fake.apply(Back(step.lane, len(guesses) - right))
+        if right and step.guesses and self.of_clients.random() < 0.05:
+            self.land_again(step, tokens, min(right, len(step.guesses)))
+            return
         drawn = [Sampled(token) for token in tokens] if step.samples else []
         frame = Frame("r", Fence(1, 1), 0) if begins else None
         verdict = Verdict(drawn, right, frame, further if begins and follows else ())
@@ -378,6 +383,15 @@ class World:
             run = replace(next_step, tokens=next_step.tokens or tuple((token,) for token in last))
             self.check_tokens(run)
             self.in_flight.append((next_step, self.fake.run(run)))
+
+    def land_again(self, step: Step, tokens: Sequence[int], right: int) -> None:
+        """What follows some token before the last guess is not finite."""
+        good = self.of_clients.randrange(right)
+        if self.of_clients.random() < 0.1:
+            self.cancel()
+        verdict = Verdict([Sampled(token) for token in tokens[:good]], good, again=True)
+        assert self.scheduler.landed(step, verdict, 0.01) is None
+        self.again += 1
 
     def land_evaluations(self, step: Step, followers: list[list[int]]) -> None:
         results = []
@@ -513,6 +527,7 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
     assert sum(world.replaced for world in worlds) > 0
     right = sum(world.guessed_right for world in worlds)
     assert sum(world.long for world in worlds) > 500
+    assert sum(world.again for world in worlds) > 20
     assert 200 < right < sum(world.guessed for world in worlds) - 50
     assert sum(len(world.sessions) for world in worlds) > 500
 
