@@ -39,7 +39,8 @@ def simulated(first: int, last: int) -> list[tuple[int, ...]]:
 def test_every_request_of_a_disturbed_cluster_ends_as_if_nothing_had_happened() -> None:
     shares = simulated(0, QUICK)
     assert sum(requests for requests, *_ in shares) > 5 * QUICK
-    assert sum(frames for *_, frames, _ in shares) > 10 * QUICK
+    assert sum(frames for *_, frames, _, _, _ in shares) > 10 * QUICK
+    assert sum(observed for *_, observed, _ in shares) > 10 * QUICK
 
 
 @pytest.mark.slow
@@ -51,4 +52,5 @@ def test_a_seed_tells_the_same_story_each_time() -> None:
 @pytest.mark.timeout(3600)
 def test_and_so_in_hundreds_of_histories() -> None:
     shares = simulated(QUICK, int(os.environ.get("PIPPIN_SEEDS", ALL)))
-    assert sum(keys for *_, keys in shares) > 0, "KV comes from disks"
+    assert sum(keys for *_, keys, _, _ in shares) > 0, "KV comes from disks"
+    assert sum(again for *_, again in shares) > 0, "steps are computed again without guesses"

@@ -22,14 +22,14 @@ from tests.sim.world.cluster import ToTimeline, World
 from tests.sim.world.disk import BLOCK, HANG_S
 from tests.sim.world.loop import Violation
 from tests.sim.world.machine import Machine, Process
-from tests.sim.world.model import MB, FakeDraft, FakeRunner, fake_load, fake_measure
+from tests.sim.world.model import MB, FakeRunner, fake_load, fake_measure, fake_source
 from tests.sim.world.network import Weather
 
 CALM_S = 75.0
 """Longer than a request may wait for a ring."""
 PATCHES = {
     "node.ring.roles.Runner": FakeRunner,
-    "node.ring.roles.DraftModel": FakeDraft,
+    "node.ring.roles.DraftModel": fake_source,
     "node.ring.loaded_shards.load_stage": fake_load,
     "node.ring.loaded_shards.measure": fake_measure,
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
@@ -53,6 +53,8 @@ class Story:
     unloads: int = 0
     frames: int = 0
     restored: int = 0
+    observed: int = 0
+    again: int = 0
 
 
 @contextlib.contextmanager
@@ -95,6 +97,8 @@ def simulate(seed: int, *, loud: bool = False) -> Story:
             world.unloads,
             world.frames,
             world.restored,
+            world.observed,
+            world.again,
         )
 
 
@@ -344,6 +348,8 @@ def main() -> None:
         "unloads",
         "frames",
         "keys from disks",
+        "states observed",
+        "steps again",
     )
     print(", ".join(f"{total} {name}" for total, name in zip(totals, names, strict=True)))  # noqa: T201
 

@@ -63,9 +63,16 @@ class World:
         for machine in self.machines.values():
             machine.bytes_per_s = speeds.choice([25e9, 50e9, 100e9])
         self.of_drafts = random.Random(f"drafts {seed}")
-        self.has_draft = self.of_drafts.random() < 0.3
+        self.has_draft = self.of_drafts.random() < 0.5
         self.draft_rate = self.of_drafts.choice([0.0, 0.5, 0.9])
         """Of tokens that the draft model guesses rightly."""
+        self.of_guesses = random.Random(f"guesses {seed}")
+        self.observes = self.of_guesses.random() < 0.6
+        """The draft model is an MTP layer, which needs the states that the last stage computes."""
+        self.spoiling = self.of_guesses.choice([0.0, 0.0, 0.05])
+        """Of steps with guesses: those in which a guess spoils what the tokens before it give."""
+        self.observed = self.again = 0
+        """Number of states that MTP layers were told, and of steps that were computed again without guesses."""
         self.of_disks = random.Random(f"disks {seed}")
         self.restored = 0
         """Number of positions that stages have taken from disks."""
@@ -145,7 +152,10 @@ class World:
     def ask(self, gateway: Process, **given: Any) -> Ask:
         request = self.request(**given)
         expected = answer(request)
-        predicted = [token if self.rng.random() < 0.8 else 3 for token in expected] if self.rng.random() < 0.7 else ()
+        predicts = 0.2 if self.has_draft else 0.7
+        predicted = (
+            [token if self.rng.random() < 0.8 else 3 for token in expected] if self.rng.random() < predicts else ()
+        )
         ask = Ask(gateway, replace(request, prediction=tuple(predicted)), expected)
         self.asks.append(ask)
         self.tell(f"{gateway.name} is asked {request.id}: {len(request.prompt)} tokens, {len(ask.expected)} to come")

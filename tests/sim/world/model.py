@@ -73,11 +73,16 @@ def draw(state: int, sampling: Sampling, position: int) -> int:
     return hash((state, 7)) % VOCABULARY
 
 
-def next_token(tokens: Sequence[int], sampling: Sampling, position: int) -> int:
+def last_states(tokens: Sequence[int]) -> list[int]:
+    """What the last layer gives at each position."""
     states = [embed(token) for token in tokens]
     for layer in range(LAYERS):
         states = extend(layer, [], states)
-    return draw(states[-1], sampling, position)
+    return states
+
+
+def next_token(tokens: Sequence[int], sampling: Sampling, position: int) -> int:
+    return draw(last_states(tokens)[-1], sampling, position)
 
 
 def answer(request: GenerateRequest) -> list[int]:
@@ -363,6 +368,9 @@ class FakeRunner:
         assert frame.lane is not None
         guesses, further = following.guesses, following.next_guesses
         drawn, right = self._judge(frame, draws, guesses)
+        if right == len(drawn) < len(draws):
+            return Verdict(drawn, right, again=True)
+        frame = replace(frame, every=False)
         if right == len(draws):
             if not further:
                 return Verdict(drawn, right)
@@ -384,6 +392,11 @@ class FakeRunner:
             if draws[right].ends(drawn[right].token):
                 break
             right += 1
+        world = self._stage.process.world
+        if right and len(draws) > 1 and world.of_guesses.random() < world.spoiling:
+            right = world.of_guesses.randrange(min(right, len(draws) - 1))
+            world.again += 1
+            return drawn[:right], right
         return drawn[: right + 1], right
 
     def run(
@@ -404,7 +417,8 @@ class FakeRunner:
             self._stage.violated(f"the step ahead of lane {frame.lane} has {begun.tokens} instead of {tokens}")
         if frame.unverified:
             done = self.begin(replace(frame, ops=()), tokens)
-            yield Verdict(*self._judge(done, draws, tokens[0][1 : len(draws)]))
+            results, right = self._judge(done, draws, tokens[0][1 : len(draws)])
+            yield Verdict(results, right, again=right == len(results) < len(draws))
             return
         drawn = begun.drawn if begun else self._step(frame, tokens, draws)
         if not ahead:
@@ -451,8 +465,9 @@ class FakeRunner:
         hidden = self._stage.run(frame.lane, frame.tensors[0], frame.lengths, frame.unverified)
         if not last:
             return replace(frame, tensors=(hidden,))
-        rows = tuple(row[-1 - frame.unverified :] for row in hidden.rows)
-        return replace(frame, tensors=(Hidden(hidden.layer, rows),) if frame.sampled else (), lengths=())
+        rows = hidden.rows if frame.every else tuple(row[-1 - frame.unverified :] for row in hidden.rows)
+        wanted = frame.sampled or frame.every
+        return replace(frame, tensors=(Hidden(hidden.layer, rows),) if wanted else (), lengths=())
 
     def _may_fail(self, lane: int) -> None:
         if self._stage.process.world.steps_fail():
@@ -473,7 +488,11 @@ class FakeDraft:
     is_catching_up = True
 
     def __init__(self, stage: FakeStage, _vocabulary: int) -> None:
+        self._stage = stage
         self._world = stage.process.world
+
+    def observe(self, tokens: Sequence[int], end: int, tensors: Sequence[Any], count: int) -> None:
+        pass
 
     def guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
         rng = self._world.of_drafts
@@ -488,6 +507,41 @@ class FakeDraft:
 
     def clear(self) -> None:
         pass
+
+
+class FakeMtp(FakeDraft):
+    """In place of node.engine.mtp_guesser.MtpGuesser. States that are not those of the tokens and the positions that they are
+    said to be of are a violation: each is a hash of all tokens up to its own.
+    """
+
+    observes = True
+    beyond = 0
+    is_catching_up = False
+
+    def __init__(self, stage: FakeStage, vocabulary: int) -> None:
+        super().__init__(stage, vocabulary)
+        self._seen: list[int] = []
+        """The tokens up to the last one whose state it has."""
+
+    def observe(self, tokens: Sequence[int], end: int, tensors: Sequence[Any], count: int) -> None:
+        (hidden,) = tensors
+        (row,) = hidden.rows
+        states = row[: count or len(row)]
+        if not 0 < len(states) <= end <= len(tokens) or tuple(last_states(tokens[:end])[-len(states) :]) != states:
+            self._stage.violated(f"states of positions up to {end} are those of others, or of other tokens")
+        self._seen = list(tokens[:end])
+        self._world.observed += len(states)
+
+    def guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
+        return super().guess(tokens, verified, draw) if self._seen == list(tokens[: verified - 1]) else None
+
+    def clear(self) -> None:
+        self._seen = []
+
+
+def fake_source(stage: FakeStage, vocabulary: int) -> FakeDraft:
+    """In place of a draft model, or of an MTP layer."""
+    return (FakeMtp if stage.process.world.observes else FakeDraft)(stage, vocabulary)
 
 
 def fake_load(directory: Any, start: int, end: int, *_: Any, unproven: bool) -> Generator[float, None, FakeStage]:
