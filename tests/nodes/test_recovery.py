@@ -124,11 +124,14 @@ def test_a_node_of_the_ring_ends(home: Home, place: int, number: signal.Signals)
 @pytest.mark.parametrize("place", [0, 1], ids=["driver", "stage"])
 def test_the_connections_of_a_node_are_reset(home: Home, place: int) -> None:
     """No node is lost, and so no KV: the next ring begins with the KV of its stages."""
+    prompt = home.gateway.chat(GREEDY["content"], max_tokens=1).json["usage"]["prompt_tokens"]
     ring = home.ring()
+    before = len(ring[0].written)
     through(home, lambda: reset_connections(ring[place]))
     assert home.ring() == ring
-    kept = re.findall(r"begins with the KV of (\d+) tokens", ring[0].written)
-    assert sum(map(int, kept)) > 0
+    kept = re.findall(r"begins with the KV of (\d+) tokens", ring[0].written[before:])
+    # The first stream has 20 tokens by then. A stage takes back those of which it has not heard that they are right: fewer.
+    assert sum(map(int, kept)) > prompt, kept
 
 
 def reset_connections(node: Node) -> None:
