@@ -266,6 +266,12 @@ class Guesser:
         guess = self._best(()) if self.catch_up(tokens) else None
         return guess.rate if guess else 0.0
 
+    @property
+    def draft_rate(self) -> float:
+        """How often the draft model was right lately; 0 where it is too seldom to be asked."""
+        rate = self._drafted.rate.value
+        return rate if rate >= MIN_DRAFT_RATE else 0.0
+
     def lacks_draft(self, tokens: Sequence[int], guessed: Sequence[int] = ()) -> bool:
         """Whether the draft model should draw the token after these: it was right more often than sources that have it."""
         return self.catch_up(tokens) and self._draft_is_better(guessed, self._best(guessed))
@@ -292,8 +298,8 @@ class Guesser:
         """Whether the draft model has yet to draw the token after these guesses, and would more often be right than the best
         guess at it.
         """
-        rate = self._drafted.rate.value
-        return rate >= MIN_DRAFT_RATE and not self._drafted.after(guessed) and (best is None or best.rate < rate)
+        rate = self.draft_rate
+        return bool(rate) and not self._drafted.after(guessed) and (best is None or best.rate < rate)
 
     def _best(self, guessed: Sequence[int]) -> Guess | None:
         """The guess at the token after these guesses that is most likely right."""

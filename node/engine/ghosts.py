@@ -147,13 +147,28 @@ class PartialModel:
         return lambda _original, *_args, **_kwargs: fill(pattern, self._received)
 
 
-@contextmanager
-def record_outputs(model: Module) -> Iterator[list[mx.array]]:
-    """Inside, record the arrays that the modules around the layers return, those of the outermost module last.
+Place = tuple[Module, str, Module]
+"""A module, by its parent and its name there."""
+
+
+def around_layers(model: Module) -> list[Place]:
+    """The modules around the list of layers, the outermost one, `model`, left out.
 
     mlx-lm's models have their layers in a module of their own, which returns the hidden states after the final norm, the
     input of the head; most have more modules around it.
     """
+    layers, parent, around = find_layers(model), model, list[Place]()
+    named: Any = model.named_modules()  # type: ignore[no-untyped-call]
+    path = next((path for path, module in named if any(value is layers for value in module.values())), "")
+    for name in path.split(".") if path else ():
+        around.append((parent, name, parent[name]))
+        parent = parent[name]
+    return around
+
+
+@contextmanager
+def record_outputs(around: Sequence[Place]) -> Iterator[list[mx.array]]:
+    """Inside, record the arrays that these modules return, those of the outermost one last."""
     seen: list[mx.array] = []
 
     def record(module: Module, *args: Any, **kwargs: Any) -> Any:
@@ -161,13 +176,8 @@ def record_outputs(model: Module) -> Iterator[list[mx.array]]:
         seen.extend(arrays_in(output))
         return output
 
-    layers, parent, around = find_layers(model), model, list[tuple[Module, str, Module]]()
-    named: Any = model.named_modules()  # type: ignore[no-untyped-call]
-    path = next((path for path, module in named if any(value is layers for value in module.values())), "")
-    for name in path.split(".") if path else ():
-        around.append((parent, name, parent[name]))
-        parent[name] = LayerProxy(parent[name], record)
-        parent = around[-1][2]
+    for parent, name, module in around:
+        parent[name] = LayerProxy(module, record)
     try:
         yield seen
     finally:

@@ -294,6 +294,8 @@ class Runner:
         chunks: Sequence[ChunkRequest] = (),
         ahead: int = 0,
         go_on: Callable[[], bool] = lambda: True,
+        *,
+        told: bool = False,
     ) -> Generator[Verdict, None, None]:
         """A whole step of a ring of one stage, with a result for each of `draws` or of `chunks`; yields its verdict. If the
         step has guesses, those that are wrong are yet to be taken back.
@@ -302,7 +304,7 @@ class Runner:
         begins before the tokens of the one before it are read, as in mlx-lm's generate_step, so that the device does not
         wait for a graph; one more has begun at the end. None follows after MAX_JOB_S, after a session's end, or once
         `go_on` says no. The draws are those of the first step at later positions, so they must not need the tokens in
-        between: see Session.tokens_ahead. Requires `Plan.steps_back`.
+        between: see Session.tokens_ahead. Requires `Plan.steps_back`. `told`: a verdict has the hidden states.
         """
         assert frame.lane is not None
         until = time.monotonic() + MAX_JOB_S
@@ -310,37 +312,40 @@ class Runner:
             self._apply(frame.ops)
             drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)
             if drawn is None:
-                wanted, deferred = bool(draws or chunks), self._together and bool(draws)
+                wanted, deferred = bool(draws or chunks or told), self._together and bool(draws)
                 ids, lengths, unverified = token_array(tokens), frame.lengths, frame.unverified
                 hidden = self._stage.run(
                     frame.lane, ids, (), lengths, wanted=wanted, unverified=unverified, deferred=deferred
                 )
                 if not draws:
-                    yield Verdict(self._evaluated(hidden, chunks))
+                    yield Verdict(self._evaluated(hidden, chunks), hidden=pack(hidden) if told else ())
                     return
                 logits, beside = self._stage.finish(hidden, lengths, unverified=unverified), self._beside(frame.lane)
                 if unverified:
                     results, right = self._judge(logits, draws, tokens[0][1 : len(draws)], beside=beside)
                     _look_ahead(results, draws)
-                    yield Verdict(results, right, again=right == len(results) < len(draws))
+                    again = right == len(results) < len(draws)
+                    yield Verdict(results, right, again=again, hidden=pack(hidden) if told else ())
                     return
                 drawn = begin_draw(logits, draws, beside)
+                drawn.hidden = hidden if told else ()
             for left in reversed(range(ahead)):
                 draws = [replace(draw, position=draw.position + 1) for draw in draws]
                 hidden = self._stage.run(frame.lane, drawn.tokens, unverified=1, deferred=self._together)
                 following = begin_draw(self._stage.finish(hidden), draws, self._beside(frame.lane))
+                following.hidden = hidden if told else ()
                 results = self._read(drawn, draws)
                 if not left or _ends(results, draws) or time.monotonic() > until or not go_on():
                     following.after = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
                     self._stage.lanes.lane(frame.lane).ahead = following
-                    yield Verdict(results)
+                    yield Verdict(results, hidden=pack(drawn.hidden))
                     return
                 self._note_success()
-                yield Verdict(results, begun=frame)
+                yield Verdict(results, begun=frame, hidden=pack(drawn.hidden))
                 drawn = following
             results = self._read(drawn, draws)
             _look_ahead(results, draws)
-            yield Verdict(results)
+            yield Verdict(results, hidden=pack(drawn.hidden))
 
     def _read(
         self, drawn: Drawn, draws: Sequence[Draw], faults: Sequence[NonFiniteRow] = (), first: int = 0

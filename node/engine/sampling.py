@@ -65,6 +65,8 @@ class Drawn:
         """The next step's tokens, int32 [rows, 1]."""
         self.after: Sequence[int] = ()
         """The tokens of the step itself, one for each row, where it has begun ahead."""
+        self.hidden: Sequence[mx.array] = ()
+        """What the layers made of that step, where it has begun ahead and is to be told."""
         self._ids = ids
         self._scores = scores
         self._asked = asked

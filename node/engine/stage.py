@@ -12,7 +12,7 @@ from node.core.errors import ModelUnsupported, PippinError
 from node.core.frames import SequenceId
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
-from node.engine.ghosts import PartialModel, find_layers, record_outputs
+from node.engine.ghosts import PartialModel, around_layers, find_layers, record_outputs
 from node.engine.kv_blocks import Block, Layout, can_be_cut, cut_block, fill, fits, layout
 from node.engine.lanes import CacheLane, Lanes, LeftoverKv
 from node.engine.plan import Plan
@@ -42,6 +42,7 @@ class Stage:
         layers = list(find_layers(model))
         self._body = PartialModel(model, layers, start, end, plan.patterns, plan.carried)
         self._tail = PartialModel(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
+        self._around = around_layers(model)
         self._choose_caches()
         self._decoded = 0
         """Steps of decoding so far."""
@@ -191,7 +192,7 @@ class Stage:
         """
         rows, length = self._check_shapes(self.plan.layers, tensors)
         shape = (rows, length, self.plan.width)
-        with record_outputs(self.model) as seen:
+        with record_outputs(self._around) as seen:
             self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self.model), tensors)
         found = next((array for array in reversed(seen) if array.shape == shape), None)
         if found is None or not self.plan.embeds:

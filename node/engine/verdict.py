@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkResult
-from node.core.frames import Frame
+from node.core.frames import Frame, Tensor
 from node.engine.sampling import Sampled
 
 
@@ -51,3 +51,5 @@ class Verdict:
     """The result after these is not finite, and guesses follow its token in the step. Attention multiplies what they give by 0,
     so that may be why: the token is to be computed again, without guesses.
     """
+    hidden: tuple[Tensor, ...] = ()
+    """What the layers have made of the step, of a ring of one stage whose driver asked for it."""

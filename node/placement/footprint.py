@@ -36,9 +36,9 @@ class Footprint:
         """Bytes of the whole model on one node."""
 
     def stage(self, start: int, end: int, *, driver: bool) -> int:
-        """Bytes of layers [start, end) on one node. A driver has what guesses, too, unless it holds all layers."""
+        """Bytes of layers [start, end) on one node. A driver has what guesses, too."""
         ends = self._ends if driver or self._shared else 0
-        guesser = self._guesser if driver and end - start < len(self._before) - 1 else 0
+        guesser = self._guesser if driver else 0
         return self._before[end] - self._before[start] + self.reserve + ends + guesser
 
     def work(self, start: int, end: int, *, driver: bool) -> int:
@@ -63,7 +63,7 @@ def stage_weights(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
     """Bytes of the weights among `stage_bytes`; the others are for the KV and for working memory."""
     drives = stage.node == ring.driver
     count = sum(spec.layer_bytes[stage.start : stage.end]) + (spec.ends_bytes if drives or spec.shared_ends else 0)
-    if spec.guesser and drives and len(ring.stages) > 1:
+    if spec.guesser and drives:
         count += sum(spec.guesser.layer_bytes) + spec.guesser.ends_bytes
     return count
 

@@ -68,12 +68,12 @@ def find_ring(
 
 def new_ring(spec: ModelSpec, stages: tuple[StageSpec, ...], context: int, sessions: int) -> Ring:
     """A ring without an id."""
-    return Ring("", spec.version, stages, context, sessions, spec.shared_ends, draft=draft_of(spec, stages))
+    return Ring("", spec.version, stages, context, sessions, spec.shared_ends, draft=draft_of(spec))
 
 
-def draft_of(spec: ModelSpec, stages: Sequence[StageSpec]) -> Shard | None:
-    """All layers of a ring's draft model, or its MTP layer; None if the ring has one stage, which is never idle."""
-    if len(stages) < 2 or spec.guesser is None:
+def draft_of(spec: ModelSpec) -> Shard | None:
+    """All layers of a ring's draft model, or its MTP layer, if there is either."""
+    if spec.guesser is None:
         return None
     begin = 0 if spec.draft else spec.layers
     return Shard(spec.guesser.version, begin, begin + spec.guesser.layers)

@@ -61,6 +61,7 @@ class Driver:
         self._pipeline = Pipeline(ring, open_link, self.end)
         self._scheduler, self._admission = scheduler, scheduler.admission
         self._guessing = guessing or Guessing()
+        scheduler.guess_s = 0.0 if self._guessing.source else None
         self._family: RowFamily | None = None
         """Of the steps of a single session; known from the first request on."""
         self._wake = asyncio.Event()
@@ -187,6 +188,8 @@ class Driver:
                 pipeline.open()
                 await pipeline.send(pipeline.frame(held=self._held))
                 continue
+            if await self._guessing.fill(self._compute, scheduler):
+                continue
             step = scheduler.next()
             for asked in self._admission.restoring.pop_asked():
                 task = asyncio.create_task(self._restore(asked), name=f"KV for {self.ring.id}")
@@ -237,11 +240,14 @@ class Driver:
         def go_on() -> bool:
             return not (self._wake.is_set() or self._compute.waiting)
 
-        work = self.runner.run(frame, step.tokens, step.draws(), step.chunk_requests(), step.ahead, go_on)
+        told = self._guessing.follows(step, self._scheduler)
+        work = self.runner.run(frame, step.tokens, step.draws(), step.chunk_requests(), step.ahead, go_on, told=told)
         try:
             async for verdict in self._compute.iterate(work):
                 begun_at, before = now(), begun_at
-                step = self._land(step, verdict, begun_at - before) or step
+                landed, step = step, self._land(step, verdict, begun_at - before) or step
+                hidden, every = verdict.hidden, frame.every
+                self._guessing.observe(self._compute, landed, hidden, verdict, self._scheduler, every=every)
                 if step.ahead and self._scheduler.has_guesses(step):
                     self._wake.set()
         except PippinError as error:
@@ -311,7 +317,8 @@ class Driver:
                 return
             self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
             next_step = self._land(step, verdict, seconds)
-            self._guessing.observe(self._compute, step, frame, verdict, self._scheduler)
+            hidden, every = frame.tensors, frame.every
+            self._guessing.observe(self._compute, step, hidden, verdict, self._scheduler, every=every)
             if next_step and verdict.begun:
                 await self._pipeline.send(verdict.begun, next_step)
         except PippinError as error:

@@ -72,6 +72,20 @@ def speed(tokens: int, cost: float, *, right: float, stages: int, in_flight: int
     return (1 - whole) / (1 - right) / (cost * (1 - whole + whole / in_flight))
 
 
+def guesses_to_wait_for(family: RowFamily, *, right: float, wait: float, stages: int, in_flight: int, most: int) -> int:
+    """How many guesses the next frame of a stream, of at most so many tokens, should wait for; 0 if it is the faster one without.
+
+    `wait`: what each of them takes, in the time of a frame of one token. The other arguments are those of `speed`.
+    """
+    least, cost = family.costs[0]
+    best, fastest = 0, speed(least, cost, right=0.0, stages=stages, in_flight=in_flight)
+    for tokens, cost in family.costs:
+        found = speed(tokens, cost + (tokens - 1) * wait, right=right, stages=stages, in_flight=in_flight)
+        if 1 < tokens <= most and found > MARGIN * fastest:
+            best, fastest = tokens - 1, found
+    return best
+
+
 def tokens_of_frame(family: RowFamily, *, right: float, stages: int, in_flight: int, most: int) -> int:
     """How many tokens the next frame of a stream has: one that is certain, and guesses.
 

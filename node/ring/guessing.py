@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from node.core.frames import Frame, Tensor
+from node.core.clock import now
+from node.core.frames import Tensor
 from node.core.guesses import PassageMemory
 from node.core.row_family import RowFamily
 from node.engine.compute import Compute
@@ -14,9 +15,16 @@ from node.engine.sampling import Draw
 from node.engine.verdict import Verdict
 from node.ring.flight import Step
 from node.ring.scheduler import Scheduler
+from node.ring.session import Session
 
 log = logging.getLogger(__name__)
 
+SMOOTHING = 0.1
+"""Weight of the last guess in the time of one."""
+RECOVERY = 0.01
+"""Share by which that time is taken for less with each step that does not wait for a guess: it may have been measured while the
+machine was busy, so some time later there is another one.
+"""
 _MOST_RESULTS = 16
 """Results of steps that wait until they are told with the next guess."""
 Result = tuple[list[int], int, tuple[Tensor, ...], int]
@@ -72,33 +80,65 @@ class Guessing:
 
     def wants_all(self, step: Step, scheduler: Scheduler) -> bool:
         """Whether the hidden states of all tokens of a step are needed, which is about to be sent."""
-        return self._follows(step, scheduler) and len(step.tokens[0]) > 1 and not step.unverified
+        return self.follows(step, scheduler) and len(step.tokens[0]) > 1 and not step.unverified
 
-    def _follows(self, step: Step, scheduler: Scheduler) -> bool:
+    def follows(self, step: Step, scheduler: Scheduler) -> bool:
+        """Whether the source is to observe a step's hidden states."""
         is_one = len(step.rows) == 1 and not step.evaluations
-        return self.source is not None and self.source.observes and is_one and scheduler.leads(step.rows[0])
+        is_of_use = self.source is not None and self.source.observes and scheduler.ever_guesses
+        return is_of_use and is_one and scheduler.leads(step.rows[0])
 
-    def observe(self, compute: Compute, step: Step, frame: Frame, verdict: Verdict, scheduler: Scheduler) -> None:
-        """A step has landed that is certain."""
+    def observe(
+        self,
+        compute: Compute,
+        step: Step,
+        tensors: tuple[Tensor, ...],
+        verdict: Verdict,
+        scheduler: Scheduler,
+        *,
+        every: bool,
+    ) -> None:
+        """A step has landed that is certain. `tensors`: the last stage's result, of `every` token of a prompt's step, or of those
+        from the first certain one on.
+        """
         is_known = bool(verdict.results) or not step.samples
-        if not (self.source and frame.tensors and is_known and self._follows(step, scheduler)):
+        if not (self.source and tensors and is_known and self.follows(step, scheduler)):
             return
         (slot,) = step.rows
         end = len(slot.session.tokens) - 1 if step.samples else step.begin + len(step.tokens[0])
-        count = 0 if frame.every else len(verdict.results)
-        self._results.append((list(slot.session.tokens), end, frame.tensors, count))
-        if frame.every or len(self._results) > _MOST_RESULTS:
+        count = 0 if every else len(verdict.results)
+        self._results.append((list(slot.session.tokens), end, tensors, count))
+        if every or len(self._results) > _MOST_RESULTS:
             compute.queue(_observe, self.source, self._results)
             self._results = []
 
     async def guess(self, compute: Compute, scheduler: Scheduler) -> bool:
-        """Have the source draw a token that a session may draw next, or compute a part of a prompt. It goes if it fails.
+        """Have the source draw a token that a session may draw next, or compute a part of a prompt, while nothing else is due.
         Returns whether it should be asked again at once.
         """
         asked = scheduler.to_draft(self.source.max_context, self.source.beyond) if self.source else None
         if not (self.source and asked):
             return False
-        session, guessed = asked
+        is_made = await self._draw(compute, *asked)
+        return is_made or (self.source is not None and self.source.is_catching_up)
+
+    async def fill(self, compute: Compute, scheduler: Scheduler) -> bool:
+        """Have the source draw a token for which the next step is to wait, or compute a part of a prompt. Returns whether it has
+        drawn one, so that it should be asked again before the step is sent.
+        """
+        asked = scheduler.to_fill(self.source.max_context) if self.source and not compute.waiting else None
+        if asked is None:
+            scheduler.guess_s = None if self.source is None else (1 - RECOVERY) * (scheduler.guess_s or 0.0)
+            return False
+        began = now()
+        if is_made := await self._draw(compute, *asked):
+            before = scheduler.guess_s or 0.0
+            scheduler.guess_s = before + (SMOOTHING if before else 1.0) * (now() - began - before)
+        return is_made
+
+    async def _draw(self, compute: Compute, session: Session, guessed: Sequence[int]) -> bool:
+        """Have the source draw the token after these guesses. It goes if it fails. Returns whether it has drawn one."""
+        assert self.source
         verified, tokens, draw = len(session.tokens), [*session.tokens, *guessed], session.draw(guessed)
         # Without log-probabilities, which nobody reads, and without the grammar, which the verifying draw follows.
         draw = replace(draw, sampling=replace(draw.sampling, logprobs=None), constraint=None)
@@ -112,7 +152,7 @@ class Guessing:
             return False
         if token is not None:
             session.add_draft(tokens, verified, token)
-        return token is not None or (self.source is not None and self.source.is_catching_up)
+        return token is not None
 
     async def clear(self, compute: Compute) -> None:
         """Free the source's KV."""

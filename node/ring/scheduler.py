@@ -21,12 +21,14 @@ from node.engine.plan import Plan
 from node.engine.verdict import Following, RowResult, Verdict
 from node.ring.admission import Admission
 from node.ring.flight import Flight, Step
-from node.ring.frame_rows import most_at, tokens_of_frame
+from node.ring.frame_rows import guesses_to_wait_for, most_at, tokens_of_frame
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import Prefill
 from node.ring.session import Session, Slot
 
+SMOOTHING = 0.1
+"""Weight of the last step in the time of a step of one token."""
 MAX_STEPS = 16
 """Maximum number of steps of a lane in one job. KV is set aside for more: see HEADROOM."""
 
@@ -50,6 +52,10 @@ class Scheduler:
         self.guessed = 0
         """Guesses that were compared with the token that was drawn."""
         self.guessed_right = 0
+        self.guess_s: float | None = None
+        """Seconds that the draft model or MTP layer takes for a guess, 0 before the first; None: there is neither."""
+        self._token_s = 0.0
+        """Seconds of a step of one token, by those of sessions that have their lane to themselves; 0 before the first."""
         self._steps_since_chunk = 0
 
     def keep_to(self, family: RowFamily) -> None:
@@ -59,6 +65,11 @@ class Scheduler:
         # Where caches can't be trimmed, each step can be taken back as a whole only.
         if self.admission.plan.trimmable:
             self._family = family
+
+    @property
+    def ever_guesses(self) -> bool:
+        """Whether any step of this ring may have guesses: one stage alone has no use for them in steps of one token."""
+        return self._guesses and (self._stages > 1 or self._family.costs[-1][0] > 1)
 
     def next(self) -> Step | None:
         """The next step; None when there is none to send now."""
@@ -112,8 +123,12 @@ class Scheduler:
         """How many tokens the next step of a session should have that has its lane to itself, if it has `most`. `right`: how
         likely a guess is right.
         """
-        in_flight = max(1, self._stages // max(1, self.admission.decoding))
-        return tokens_of_frame(self._family, right=right, stages=self._stages, in_flight=in_flight, most=most)
+        return tokens_of_frame(self._family, right=right, stages=self._stages, in_flight=self._in_flight, most=most)
+
+    @property
+    def _in_flight(self) -> int:
+        """Steps of one session that are in the ring at once."""
+        return max(1, self._stages // max(1, self.admission.decoding))
 
     def _guessing(self) -> list[tuple[Lane, Slot]]:
         """The lanes of a single session, and its slot, whose step is on its way, and may be followed by guesses."""
@@ -142,6 +157,32 @@ class Scheduler:
         """Whether it is the oldest one: a draft model, or an MTP layer, follows one session at a time."""
         others = (each for lane in self.admission.lanes for each in lane.slots())
         return not slot.gone and all(slot.lane <= other.lane for other in others)
+
+    def to_fill(self, context: int) -> tuple[Session, list[int]] | None:
+        """A session whose next step is to wait for a guess of the draft model, and the guesses at its tokens after which that one
+        is to be asked first; None if the next step is not to wait. `context`: see Source in node.ring.guessing.
+        """
+        lane = next((lane for lane in self.admission.idle_lanes() if lane.is_live), None)
+        slot = lane.only if lane and not (lane.ahead or lane.again) else None
+        if slot is None or self.admission.waiting or self.admission.prefills or not self.leads(slot):
+            return None
+        guessed = self._lacks(slot.session)
+        too_long = guessed is not None and len(slot.session.tokens) + len(guessed) >= context
+        return None if guessed is None or too_long else (slot.session, guessed)
+
+    def _lacks(self, session: Session) -> list[int] | None:
+        """The guesses at a session's next tokens after which the draft model has yet to make one, for which its next step is to
+        wait. Where steps may have one token, those of a ring do not wait, as further guesses can follow them.
+        """
+        if self.guess_s is None or not self.ever_guesses or (self._stages > 1 and self._family.costs[0][0] == 1):
+            return None
+        wait = self.guess_s / self._token_s if self._token_s else 0.0
+        most, in_flight = most_at(len(session.tokens) - 1, self._family), self._in_flight
+        right, stages = session.guesser.draft_rate, self._stages
+        guesses = guesses_to_wait_for(
+            self._family, right=right, wait=wait, stages=stages, in_flight=in_flight, most=most
+        )
+        return session.guesses_to_draft_after((), guesses)
 
     def to_draft(self, context: int, beyond: int) -> tuple[Session, list[int]] | None:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
@@ -188,6 +229,7 @@ class Scheduler:
                 delivered += 1
         if lane := self._lane(step):
             begun = self._settle(lane, step, verdict, delivered)
+            self._note(step, seconds)
             self.admission.chunk_size.decode_s = seconds
         else:
             self.flight.landed(step)
@@ -207,9 +249,15 @@ class Scheduler:
         of its answer: if the session may guess then, as it would have a lane to itself.
         """
         slot, *others = prefill.slots
-        guesses = self._guesses and (self._stages > 1 or self._family.costs[-1][0] > 1)
-        if guesses and not (others or slot.evaluation) and prefill.home.slots() == prefill.slots:
+        if self.ever_guesses and not (others or slot.evaluation) and prefill.home.slots() == prefill.slots:
             slot.session.learn(len(step.tokens[0]))
+
+    def _note(self, step: Step, seconds: float) -> None:
+        """Note what a step took, if it was one of a single session."""
+        if len(step.rows) == 1:
+            tokens = len(step.tokens[0]) if step.tokens else 1
+            token_s = seconds / dict(self._family.costs).get(tokens, 1.0)
+            self._token_s += (SMOOTHING if self._token_s else 1.0) * (token_s - self._token_s)
 
     def _deliver(self, slot: Slot, result: RowResult) -> None:
         """Give a row's result to its session."""
@@ -291,11 +339,19 @@ class Scheduler:
 
     def has_guesses(self, step: Step) -> bool:
         """Whether the next step after one that runs should have guesses, for which no step is to begin ahead."""
-        return len(step.rows) == 1 and len(self._fill(step.rows[0].session, step.rows[0].session.tokens[-1:])[0]) > 1
+        return len(step.rows) == 1 and self._should_guess(step.rows[0])
+
+    def _should_guess(self, slot: Slot) -> bool:
+        """Whether the next step of a session that has its lane to itself has guesses, or is to wait for one."""
+        session = slot.session
+        waits = self.leads(slot) and self._lacks(session) is not None
+        return waits or len(self._fill(session, session.tokens[-1:])[0]) > 1
 
     def _steps_ahead(self, lane: Lane) -> int:
         """See Step.ahead: 0 while another session is about to join the lane, 1 while other sessions wait."""
         if not self._begins_ahead or self.admission.prefills:
+            return 0
+        if (slot := lane.only) and self.leads(slot) and self._lacks(slot.session) is not None:
             return 0
         most = MAX_STEPS if self.admission.decoding == 1 and not self.admission.waiting else 1
         return min(most, *(slot.session.tokens_ahead for slot in lane.rows))

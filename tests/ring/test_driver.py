@@ -75,6 +75,8 @@ class FakeRunner:
         _chunks: Sequence[ChunkRequest],
         _ahead: int,
         _go_on: Callable[[], bool],
+        *,
+        told: bool,
     ) -> Generator[Verdict, None, None]:
         self.computed += sum(map(len, tokens))
         if any(BROKEN in row for row in tokens):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from node.core.row_family import RowFamily
-from node.ring.frame_rows import family_of_ring, speed, tokens_of_frame
+from node.ring.frame_rows import family_of_ring, guesses_to_wait_for, speed, tokens_of_frame
 
 M3_MAX = RowFamily(((1, 1.0), (2, 1.05), (3, 1.15), (4, 1.3), (5, 1.5)))
 M4_PRO = RowFamily(((1, 1.0), (2, 1.15), (3, 1.25), (4, 1.45), (5, 1.6)))
@@ -114,3 +114,28 @@ def test_the_counts_of_a_ring_stay_and_their_costs_are_those_of_the_last_measure
     disturbed = family_of_ring([[RowFamily(((1, 1.0), (2, 1.0)))]])
     assert family_of_ring([[now]], disturbed) == RowFamily(now.costs[:2]), "also where it would not be chosen now"
     assert family_of_ring([[], [now]], disturbed) == disturbed, "a stage of which nothing is heard"
+
+
+@pytest.mark.parametrize(
+    ("right", "wait", "most", "guesses"),
+    [
+        (0.8, 0.0, 5, 3),
+        (0.8, 0.1, 5, 2),
+        (0.8, 0.1, 2, 1),
+        (0.8, 0.1, 1, 0),
+        (0.6, 0.1, 5, 2),
+        (0.2, 0.1, 5, 0),
+        (0.8, 1.0, 5, 0),
+    ],
+)
+def test_a_step_waits_for_guesses_that_make_up_for_their_time(
+    right: float, wait: float, most: int, guesses: int
+) -> None:
+    family = RowFamily(((1, 1.0), (2, 1.1), (3, 1.2), (4, 1.35), (5, 1.5)))
+    assert guesses_to_wait_for(family, right=right, wait=wait, stages=1, in_flight=1, most=most) == guesses
+
+
+@pytest.mark.parametrize(("right", "wait", "guesses"), [(0.3, 0.1, 1), (0.05, 0.1, 0), (0.5, 0.6, 0)])
+def test_in_a_step_of_two_the_second_token_costs_only_the_wait(right: float, wait: float, guesses: int) -> None:
+    family = RowFamily(((2, 1.1),))
+    assert guesses_to_wait_for(family, right=right, wait=wait, stages=1, in_flight=1, most=5) == guesses

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from node.core.frames import Frame, Tensor
+from node.core.frames import Tensor
 from node.core.generation import GenerateRequest
-from node.core.rings import Fence
 from node.engine.sampling import Draw, Sampled
 from node.engine.verdict import Verdict
 from node.ring.flight import Step
@@ -83,8 +82,7 @@ def test_the_source_follows_a_session_that_comes_to_lead_in_the_middle_of_its_pr
         every = guessing.wants_all(step, scheduler)
         verdict = landed(scheduler, step)
         tensors = (cast(Any, object()),) if every or step.samples else ()
-        frame = Frame("r", Fence(1, 1), 0, (), step.lane, every=every, tensors=tensors)
-        guessing.observe(compute, step, frame, verdict, scheduler)
+        guessing.observe(compute, step, tensors, verdict, scheduler, every=every)
         return step
 
     older, younger = session_of(range(5)), session_of(range(100, 153))

@@ -91,7 +91,7 @@ class FakeRunner:
         self._own, self._stage.leftover.nbytes = self._stage.leftover.nbytes or KV, 0
         return held
 
-    def run(self, *_: Any) -> None:
+    def run(self, *_: Any, **__: Any) -> None:
         """A step that comes to no end: see FakeCompute.iterate."""
 
     def leave(self) -> None:

@@ -25,6 +25,7 @@ from node.ring.session import Session
 from tests.sim.test_scheduler import Traits, right_ones
 
 TOKENS = 3000
+STEP_S = 0.01
 
 
 class Ring:
@@ -61,7 +62,7 @@ class Ring:
             Frame("r", Fence(1, 1), 0) if begins else None,
             following.next_guesses if begins and follows else (),
         )
-        if begun := self.scheduler.landed(step, verdict, 0.01):
+        if begun := self.scheduler.landed(step, verdict, STEP_S):
             self.send(begun)
 
     def landed(self, step: Step, right: int) -> None:
@@ -93,6 +94,60 @@ def test_the_pace_is_that_of_the_formula(
     assert session.tokens[3:] == answer
     rate = 1 - sum(wrong) / len(wrong)
     assert found * stages == pytest.approx(speed(tokens, 1.0, right=rate, stages=stages, in_flight=stages), rel=0.03)
+
+
+class WithSource(Ring):
+    """A draft model draws tokens, of which each is right so often, and takes `wait` for each; a step takes one unit of time."""
+
+    def __init__(self, family: RowFamily, answer: Sequence[int], right: float, wait: float) -> None:
+        super().__init__(1, family, answer)
+        self.chosen, self.right, self.wait = random.Random(3), right, wait
+        self.scheduler.guess_s = wait * STEP_S
+        self.drawn = 0
+
+    def pace(self, session: Session) -> float:
+        self.scheduler.admission.submit(session)
+        while not session.finished:
+            while wanted := self.scheduler.to_fill(1 << 20):
+                self.draw(*wanted)
+            if step := self.scheduler.next():
+                super().send(step)
+            self.land()
+        return session.generated / self.now
+
+    def draw(self, session: Session, guessed: Sequence[int]) -> None:
+        self.now += self.wait
+        self.drawn += 1
+        token = self.answer[session.generated + len(guessed)]
+        token = token if self.chosen.random() < self.right else 5000 + token
+        session.add_draft([*session.tokens, *guessed], len(session.tokens), token)
+
+
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize(("right", "wait"), [(0.95, 0.02), (0.9, 0.1), (0.7, 0.05)])
+def test_on_one_node_steps_wait_for_guesses_as_the_formula_says(
+    least: int, right: float, wait: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_rows, "PERIOD", 1 << 20)
+    chosen = random.Random(7)
+    answer = [chosen.randrange(5000) for _ in range(TOKENS)]
+    family = RowFamily(tuple((count, 1.0) for count in (least, 4)))
+    session = Session(GenerateRequest("x", "m", (1, 2, 3), TOKENS))
+    found = WithSource(family, answer, right, wait).pace(session)
+    assert session.tokens[3:] == answer
+    best = max(speed(k, 1.0 + (k - 1) * wait, right=right, stages=1, in_flight=1) for k in (least, 4))
+    # A run of wrong guesses has it take the source for a worse one for a while.
+    assert 0.9 * best < found < 1.03 * best
+
+
+@pytest.mark.parametrize(("right", "wait"), [(0.9, 3.0), (0.02, 0.1)])
+def test_on_one_node_no_step_waits_for_guesses_that_do_not_pay(right: float, wait: float) -> None:
+    chosen = random.Random(7)
+    answer = [chosen.randrange(5000) for _ in range(TOKENS)]
+    session = Session(GenerateRequest("x", "m", (1, 2, 3), TOKENS))
+    ring = WithSource(RowFamily(((1, 1.0), (4, 1.0))), answer, right, wait)
+    assert ring.pace(session) > 0.9
+    assert ring.drawn < TOKENS / 10
 
 
 class Kernels(Ring):

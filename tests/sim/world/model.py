@@ -407,6 +407,8 @@ class FakeRunner:
         _chunks: Sequence[ChunkRequest],
         ahead: int,
         go_on: Callable[[], bool],
+        *,
+        told: bool,
     ) -> Generator[Verdict, None, None]:
         """Any number of steps, as the time that they take is limited."""
         assert frame.lane is not None
