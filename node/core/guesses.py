@@ -37,7 +37,7 @@ wrong is asked again some time later.
 CATCH_UP = 256
 """Maximum tokens of an answer that are followed at once: a token takes some 0.1 ms in a prediction of 100,000."""
 PIECE = 1024
-"""Maximum new tokens of a prompt that are learnt at once, in some 5 ms."""
+"""New tokens of a prompt that are learnt at once, in some 5 ms, or as many as a step has computed."""
 _TOKEN_BITS = 20
 """Vocabularies are smaller; larger token ids would be taken for others, so that some guesses would be wrong."""
 _TOKEN = (1 << _TOKEN_BITS) - 1

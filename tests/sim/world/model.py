@@ -109,10 +109,11 @@ class Hidden:
 
 
 class Ahead(NamedTuple):
-    """A lane's next step: the token of each row, and the one after it."""
+    """A lane's next step: the token of each row, the one after it, and the states of the last layer."""
 
     tokens: list[int]
     drawn: list[Sampled]
+    states: list[tuple[int, ...]]
 
 
 class FakeLeftover:
@@ -420,28 +421,36 @@ class FakeRunner:
         if frame.unverified:
             done = self.begin(replace(frame, ops=()), tokens)
             results, right = self._judge(done, draws, tokens[0][1 : len(draws)])
-            yield Verdict(results, right, again=right == len(results) < len(draws))
+            again = right == len(results) < len(draws)
+            yield Verdict(results, right, again=again, hidden=done.tensors if told else ())
             return
-        drawn = begun.drawn if begun else self._step(frame, tokens, draws)
+
+        def hidden(states: Sequence[tuple[int, ...]]) -> tuple[Any, ...]:
+            return (Hidden(LAYERS, tuple(states)),) if told else ()
+
+        drawn, states = (begun.drawn, begun.states) if begun else self._step(frame, tokens, draws)
         if not ahead:
-            yield Verdict(drawn)
+            yield Verdict(drawn, hidden=hidden(states))
             return
         following, next_step = draws, replace(frame, ops=(), lengths=())
         for left in reversed(range(self._stage.process.world.rng.randint(1, ahead))):
             sampled = [each.token for each in drawn]
             following = [replace(each, position=each.position + 1) for each in following]
-            next_drawn = self._step(next_step, [[token] for token in sampled], following)
+            next_drawn, next_states = self._step(next_step, [[token] for token in sampled], following)
             ends = not left or any(map(lambda draw, token: draw.ends(token), draws, sampled)) or not go_on()
             if ends:
-                self._stage.ahead[frame.lane] = Ahead(sampled, next_drawn)
-            yield Verdict(drawn, begun=None if ends else frame)
+                self._stage.ahead[frame.lane] = Ahead(sampled, next_drawn, next_states)
+            yield Verdict(drawn, begun=None if ends else frame, hidden=hidden(states))
             if ends:
                 return
-            drawn = next_drawn
+            drawn, states = next_drawn, next_states
 
-    def _step(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
+    def _step(
+        self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]
+    ) -> tuple[list[Sampled], list[tuple[int, ...]]]:
         done = self.begin(replace(frame, ops=()), tokens)
-        return self._draw(done, draws) if draws else []
+        hidden: Any = done.tensors[0]
+        return self._draw(done, draws) if draws else [], list(hidden.rows)
 
     def _draw(self, done: Frame, draws: Sequence[Draw]) -> list[Sampled]:
         hidden: Any = done.tensors[0]
