@@ -6,8 +6,7 @@ Loading is divided into pieces, as the node's other rings compute in the same th
 import json
 import logging
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,20 +16,17 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import _get_classes, load_model
 
 from node.core.errors import ModelBroken, ModelUnsupported, naming
-from node.core.frames import Merge, Open
-from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import TensorHeader
 from node.core.units import format_bytes
 from node.engine.architectures import UNPROVEN_ON_METAL
-from node.engine.caches import empty_caches
-from node.engine.device import PIECE_S, is_metal, probe_tokens, release_memory
-from node.engine.ghosts import PartialModel, find_layers
+from node.engine.device import PIECE_S, is_metal, release_memory
+from node.engine.ghosts import find_layers
 from node.engine.graph import sources, weights_in
 from node.engine.mtp import Mtp, find_mtp, with_ends
 from node.engine.plan import Plan, make_plan
-from node.engine.sampling import Draw, History, begin_draw
 from node.engine.stage import Stage
+from node.engine.warm_up import warm_up
 from node.engine.wiring import Wiring
 from node.model.config import read_config
 
@@ -39,7 +35,6 @@ log = logging.getLogger(__name__)
 _MAX_GROUP = 256 * 2**20
 """Maximum bytes of the tensors that are read at once. MLX has four threads that read, and each reads up to 32 MB of a
 tensor at a time."""
-_SAMPLINGS = (Sampling(temperature=0), Sampling(top_p=0.9))
 
 _DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
@@ -285,56 +280,3 @@ def _group(weights: Sequence[mx.array], begin: int, size: int) -> Sequence[mx.ar
         total += weights[end].nbytes
         end += 1
     return weights[begin:end]
-
-
-def warm_up(model: Module, plan: Plan, start: int, end: int) -> Iterator[float]:
-    """Run each layer, in pieces, as the first requests will, so that kernels are compiled before them."""
-    cuts = [start, *(cut for cut in plan.cuts if start < cut < end), end]
-    sent = _dtypes_sent(model, plan)
-    for first, last in pairwise(cuts):
-        _warm_up_layer(Stage(model, plan, first, last, 0), sent[first])
-        yield 0.99
-    if start == 0:
-        tail = Stage(model, plan, 0, cuts[1], 0)
-        for rows in (1, 2):
-            logits = tail.finish(_zeros(plan.shapes_at(plan.layers, rows, 1), sent[plan.layers]))
-            for sampling in _SAMPLINGS:
-                begin_draw(logits, [Draw(sampling, 0, History())] * rows).read()
-        mx.clear_cache()
-        yield 0.99
-
-
-def _dtypes_sent(model: Module, plan: Plan) -> dict[int, list[mx.Dtype]]:
-    """Dtypes of the arrays sent at each cut and at the end of the layers, which are not computed. They are those of the
-    weights before the cut, or larger ones.
-    """
-    layers, sent = list(find_layers(model)), dict[int, list[mx.Dtype]]({0: []})
-    for first, last in pairwise((0, *plan.cuts, plan.layers)):
-        body = PartialModel(model, layers, first, last, plan.patterns, plan.carried)
-        caches = empty_caches(model, plan.kv_bits)
-        outputs = body(mx.zeros((1, 1), mx.int32), caches, _zeros(plan.shapes_at(first, 1, 1), sent[first]))
-        sent[last] = [output.dtype for output in outputs]
-    return sent
-
-
-def _zeros(shapes: Iterable[Sequence[int]], dtypes: Iterable[mx.Dtype]) -> list[mx.array]:
-    return [mx.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-
-
-def _warm_up_layer(stage: Stage, dtypes: Sequence[mx.Dtype]) -> None:
-    """Run a prompt, a step of decoding, and one of two sessions."""
-    one, other = 1, 2
-    plan = stage.plan
-
-    def step(lane: int, rows: int, length: int) -> None:
-        hidden = _zeros(plan.shapes_at(stage.start, rows, length), dtypes)
-        mx.eval(stage.run(lane, mx.zeros((rows, length), mx.int32), hidden))
-
-    for lane in (one, other) if plan.batchable else (one,):
-        stage.lanes.apply(Open(lane))
-        step(lane, 1, probe_tokens())
-        step(lane, 1, 1)
-    if plan.batchable:
-        stage.lanes.apply(Merge(one, other))
-        step(one, 2, 1)
-    stage.lanes.clear()

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Generator, Sequence
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ from node.core.errors import ModelUnsupported, PippinError
 from node.core.frames import SequenceId
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
-from node.engine.ghosts import PartialModel, around_layers, find_layers, record_outputs
+from node.engine.ghosts import PartialModel, Place, around_layers, find_layers, record_outputs
 from node.engine.kv_blocks import Block, Layout, can_be_cut, cut_block, fill, fits, layout
 from node.engine.lanes import CacheLane, Lanes, LeftoverKv
 from node.engine.plan import Plan
@@ -42,12 +43,16 @@ class Stage:
         layers = list(find_layers(model))
         self._body = PartialModel(model, layers, start, end, plan.patterns, plan.carried)
         self._tail = PartialModel(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
-        self._around = around_layers(model)
         self._choose_caches()
         self._decoded = 0
         """Steps of decoding so far."""
         self.leftover = LeftoverKv()
         self.lanes = Lanes(model, (*self._own, *self._shadows), plan, f"layers {start}-{end - 1}")
+
+    @cached_property
+    def _around(self) -> Sequence[Place]:
+        """The modules around the layers."""
+        return around_layers(self.model)
 
     def sibling(self) -> "Stage":
         """A stage of another ring, with the same weights, the same `leftover`, and caches of its own."""

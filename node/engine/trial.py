@@ -15,9 +15,9 @@ from node.core.errors import PippinError
 from node.core.mlx_errors import MLX_ERRORS
 from node.engine.dry_run import replace_weights
 from node.engine.ghosts import find_layers
-from node.engine.load import warm_up
 from node.engine.miniature import miniatures
 from node.engine.plan import activation_dtype, build, make_plan
+from node.engine.warm_up import warm_up
 
 _RAISED = (PippinError, *MLX_ERRORS)
 

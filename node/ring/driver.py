@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from node.core.clock import now
 from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost, as_pippin_error, error_from
-from node.core.frames import CacheOp, Forget, Frame, Held, Restore, SequenceId
+from node.core.frames import CacheOp, Frame, Held, SequenceId
 from node.core.reports import RingTraffic
 from node.core.rings import Ring
 from node.core.row_family import RowFamily
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.engine.verdict import Verdict
+from node.ring.asking import Asking
 from node.ring.flight import Step
 from node.ring.guessing import Guessing
 from node.ring.pipeline import OpenLink, Pipeline
@@ -25,8 +26,6 @@ from node.ring.taking import Taking
 
 log = logging.getLogger(__name__)
 
-ASK_S = 0.1
-"""How often the stages are asked whether they have KV that they take from disks."""
 WATCH_S = 1.0
 """How often the driver checks whether a step takes too long."""
 RATE_S = 5.0
@@ -61,7 +60,7 @@ class Driver:
         self._pipeline = Pipeline(ring, open_link, self.end)
         self._scheduler, self._admission = scheduler, scheduler.admission
         self._guessing = guessing or Guessing()
-        scheduler.guess_s = 0.0 if self._guessing.source else None
+        scheduler.filling.note_guess(0.0 if self._guessing.source else None)
         self._family: RowFamily | None = None
         """Of the steps of a single session; known from the first request on."""
         self._wake = asyncio.Event()
@@ -76,11 +75,8 @@ class Driver:
         self._held: tuple[Held, ...] = ()
         """KV of `_leftover` that this stage has. The other stages are asked for theirs before anything else is sent."""
         self._stored = stored
-        self._taking = Taking(stored, runner)
-        self._restoring: dict[SequenceId, asyncio.Task[None]] = {}
-        """Each asks the stages for KV from disks, until none is looking any more."""
-        self._told: dict[SequenceId, asyncio.Future[Restore]] = {}
-        """What the other stages will say."""
+        taking = Taking(stored, runner)
+        self._asking = Asking(taking, self._pipeline, self._admission, self._wake.set, self.end, alone=self._alone)
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
         self._requests = 0
@@ -115,9 +111,7 @@ class Driver:
             self._ended = reason
             self._leftover = {**self._leftover, **self._admission.sequences()}
             self._pipeline.close()
-            for task in self._restoring.values():
-                task.cancel()
-            self._taking.end()
+            self._asking.end()
             for session in self._admission.sessions():
                 self._admission.fail(session, reason)
             self._wake.set()
@@ -191,9 +185,7 @@ class Driver:
             if await self._guessing.fill(self._compute, scheduler):
                 continue
             step = scheduler.next()
-            for asked in self._admission.restoring.pop_asked():
-                task = asyncio.create_task(self._restore(asked), name=f"KV for {self.ring.id}")
-                self._restoring[asked.number] = task
+            self._asking.begin()
             if step:
                 await self._send(step)
             elif ops := self._admission.pop_ops():
@@ -296,8 +288,7 @@ class Driver:
             if before:
                 await before
         elif sent and sent.restore:
-            # A stage that knows of no KV on disks drops the question.
-            self._told.pop(sent.restore.number).set_result(frame.restore or replace(sent.restore, tokens=0))
+            self._asking.answered(sent.restore, frame.restore)
         elif sent:
             self._begin_with(frame.held)
 
@@ -352,39 +343,6 @@ class Driver:
         self._admission.inherit(self._leftover, held)
         self._leftover, self._held = {}, ()
         self._wake.set()
-
-    # --- KV on disks --------------------------------------------------------------------------------------------------
-
-    async def _restore(self, asked: Restore) -> None:
-        """Have all stages take KV from disks for a session that waits for it. Root of a task: any error ends the ring."""
-        number, told = asked.number, asked
-        try:
-            while told.tokens >= asked.least:
-                told = await self._ask(told)
-                if not told.pending:
-                    break
-                told = replace(told, chain=b"", pending=False, longest=0)
-                await self._taking.wait(number, ASK_S)
-            if told.tokens < asked.least:
-                self._taking.forget([Forget(number)])
-            self._admission.restored(asked, told)
-            del self._restoring[number]
-            self._wake.set()
-        except Exception as error:
-            if not isinstance(error, PippinError):
-                log.exception("KV could not be taken from the disk")
-            self.end(as_pippin_error(error))
-
-    async def _ask(self, asked: Restore) -> Restore:
-        """What all stages have of it now."""
-        here = self._taking.told(asked)
-        if self._alone or here.tokens < asked.least:
-            return here
-        told: asyncio.Future[Restore] = asyncio.get_running_loop().create_future()
-        self._told[asked.number] = told
-        self._pipeline.open()
-        await self._pipeline.send(self._pipeline.frame(restore=here))
-        return await told
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -19,12 +19,6 @@ from node.ring.session import Session
 
 log = logging.getLogger(__name__)
 
-SMOOTHING = 0.1
-"""Weight of the last guess in the time of one."""
-RECOVERY = 0.01
-"""Share by which that time is taken for less with each step that does not wait for a guess: it may have been measured while the
-machine was busy, so some time later there is another one.
-"""
 _MOST_RESULTS = 16
 """Results of steps that wait until they are told with the next guess."""
 Result = tuple[list[int], int, tuple[Tensor, ...], int]
@@ -85,7 +79,7 @@ class Guessing:
     def follows(self, step: Step, scheduler: Scheduler) -> bool:
         """Whether the source is to observe a step's hidden states."""
         is_one = len(step.rows) == 1 and not step.evaluations
-        is_of_use = self.source is not None and self.source.observes and scheduler.ever_guesses
+        is_of_use = self.source is not None and self.source.observes and scheduler.filling.ever_guesses
         return is_of_use and is_one and scheduler.leads(step.rows[0])
 
     def observe(
@@ -128,12 +122,13 @@ class Guessing:
         """
         asked = scheduler.to_fill(self.source.max_context) if self.source and not compute.waiting else None
         if asked is None:
-            scheduler.guess_s = None if self.source is None else (1 - RECOVERY) * (scheduler.guess_s or 0.0)
+            scheduler.filling.fade()
             return False
         began = now()
         if is_made := await self._draw(compute, *asked):
-            before = scheduler.guess_s or 0.0
-            scheduler.guess_s = before + (SMOOTHING if before else 1.0) * (now() - began - before)
+            scheduler.filling.note_guess(now() - began)
+        elif self.source is None:
+            scheduler.filling.note_guess(None)
         return is_made
 
     async def _draw(self, compute: Compute, session: Session, guessed: Sequence[int]) -> bool:

@@ -20,15 +20,13 @@ from node.core.row_family import RowFamily
 from node.engine.plan import Plan
 from node.engine.verdict import Following, RowResult, Verdict
 from node.ring.admission import Admission
+from node.ring.filling import Filling
 from node.ring.flight import Flight, Step
-from node.ring.frame_rows import guesses_to_wait_for, most_at, tokens_of_frame
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import Prefill
 from node.ring.session import Session, Slot
 
-SMOOTHING = 0.1
-"""Weight of the last step in the time of a step of one token."""
 MAX_STEPS = 16
 """Maximum number of steps of a lane in one job. KV is set aside for more: see HEADROOM."""
 
@@ -45,17 +43,13 @@ class Scheduler:
         self.flight = Flight(stages)
         self._stages = stages
         self._guesses = guesses
-        self._family = RowFamily()
+        self.filling = Filling(stages, guesses=guesses)
         self.admission = Admission(limits, plan, numbers, self.flight, stages)
         self._begins_ahead = stages == 1 and plan.steps_back
         """Whether a lane's step can begin before the tokens of the last one are read."""
         self.guessed = 0
         """Guesses that were compared with the token that was drawn."""
         self.guessed_right = 0
-        self.guess_s: float | None = None
-        """Seconds that the draft model or MTP layer takes for a guess, 0 before the first; None: there is neither."""
-        self._token_s = 0.0
-        """Seconds of a step of one token, by those of sessions that have their lane to themselves; 0 before the first."""
         self._steps_since_chunk = 0
 
     def keep_to(self, family: RowFamily) -> None:
@@ -64,12 +58,7 @@ class Scheduler:
         """
         # Where caches can't be trimmed, each step can be taken back as a whole only.
         if self.admission.plan.trimmable:
-            self._family = family
-
-    @property
-    def ever_guesses(self) -> bool:
-        """Whether any step of this ring may have guesses: one stage alone has no use for them in steps of one token."""
-        return self._guesses and (self._stages > 1 or self._family.costs[-1][0] > 1)
+            self.filling.family = family
 
     def next(self) -> Step | None:
         """The next step; None when there is none to send now."""
@@ -94,36 +83,13 @@ class Scheduler:
         if self.flight.free_places < 1 or not self._may_guess:
             return None
         for lane, slot in sorted(self._guessing(), key=lambda pair: len(self.flight.guesses(pair[0].number))):
-            tokens, padding = self._fill(slot.session, guessed=self.flight.guesses(lane.number))
+            tokens, padding = self.filling.next_tokens(
+                slot.session, self._in_flight, guessed=self.flight.guesses(lane.number)
+            )
             if tokens:
                 self.flight.sent(step := self._guess_step(lane, tokens, padding))
                 return step
         return None
-
-    def _fill(
-        self, session: Session, certain: Sequence[int] = (), guessed: Sequence[int] = (), *, alone: bool = False
-    ) -> tuple[tuple[int, ...], int]:
-        """The tokens of the next step of a session that has its lane to itself: the `certain` one, or none, and those that
-        may come after these guesses, unless it is to be `alone`; and how many at the end are there only because no shorter
-        step has the same bits.
-        """
-        position = len(session.tokens) - len(certain) + len(guessed)
-        right = session.guess_rate if len(self._family.costs) > 1 else 0.0
-        size = self._best_size(right, most_at(position, self._family))
-        most = min(size, most_at(position, self._family)) - len(certain)
-        tokens = [*certain, *(session.next_guesses(guessed, most) if self._guesses and not alone else ())]
-        if not tokens:
-            return (), 0
-        if len(tokens) != size:
-            size = self._best_size(right, len(tokens))
-        padding = max(0, size - len(tokens))
-        return (*tokens[:size], *tokens[-1:] * padding), padding
-
-    def _best_size(self, right: float, most: int) -> int:
-        """How many tokens the next step of a session should have that has its lane to itself, if it has `most`. `right`: how
-        likely a guess is right.
-        """
-        return tokens_of_frame(self._family, right=right, stages=self._stages, in_flight=self._in_flight, most=most)
 
     @property
     def _in_flight(self) -> int:
@@ -166,23 +132,9 @@ class Scheduler:
         slot = lane.only if lane and not (lane.ahead or lane.again) else None
         if slot is None or self.admission.waiting or self.admission.prefills or not self.leads(slot):
             return None
-        guessed = self._lacks(slot.session)
+        guessed = self.filling.awaited_after(slot.session, self._in_flight)
         too_long = guessed is not None and len(slot.session.tokens) + len(guessed) >= context
         return None if guessed is None or too_long else (slot.session, guessed)
-
-    def _lacks(self, session: Session) -> list[int] | None:
-        """The guesses at a session's next tokens after which the draft model has yet to make one, for which its next step is to
-        wait. Where steps may have one token, those of a ring do not wait, as further guesses can follow them.
-        """
-        if self.guess_s is None or not self.ever_guesses or (self._stages > 1 and self._family.costs[0][0] == 1):
-            return None
-        wait = self.guess_s / self._token_s if self._token_s else 0.0
-        most, in_flight = most_at(len(session.tokens) - 1, self._family), self._in_flight
-        right, stages = session.guesser.draft_rate, self._stages
-        guesses = guesses_to_wait_for(
-            self._family, right=right, wait=wait, stages=stages, in_flight=in_flight, most=most
-        )
-        return session.guesses_to_draft_after((), guesses)
 
     def to_draft(self, context: int, beyond: int) -> tuple[Session, list[int]] | None:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
@@ -195,7 +147,7 @@ class Scheduler:
             if not self.leads(slot):
                 continue
             # `beyond` is one where the job that finds the first guess right is to begin one more step than there are places.
-            most = (places + beyond) * self._family.costs[-1][0]
+            most = (places + beyond) * self.filling.family.costs[-1][0]
             guessed = slot.session.guesses_to_draft_after(self.flight.guesses(lane.number), most)
             if guessed is not None and len(slot.session.tokens) + len(guessed) < context:
                 return slot.session, guessed
@@ -214,7 +166,9 @@ class Scheduler:
         is_followed = len(guesses) > len(step.guesses)
         may_follow = is_followed and not self.flight.is_padded(step.lane) and self.flight.free_places >= 0
         may_follow = may_follow and self._may_guess and not others
-        tokens, padding = self._fill(slot.session, guessed=guesses) if slot and may_follow else ((), 0)
+        tokens, padding = (), 0
+        if slot and may_follow:
+            tokens, padding = self.filling.next_tokens(slot.session, self._in_flight, guessed=guesses)
         return Following(guesses, () if padding else tokens, self._can_chain(lane, len(step.guesses)))
 
     def landed(self, step: Step, verdict: Verdict, seconds: float) -> Step | None:
@@ -229,7 +183,7 @@ class Scheduler:
                 delivered += 1
         if lane := self._lane(step):
             begun = self._settle(lane, step, verdict, delivered)
-            self._note(step, seconds)
+            self.filling.note_step(step, seconds)
             self.admission.chunk_size.decode_s = seconds
         else:
             self.flight.landed(step)
@@ -249,15 +203,8 @@ class Scheduler:
         of its answer: if the session may guess then, as it would have a lane to itself.
         """
         slot, *others = prefill.slots
-        if self.ever_guesses and not (others or slot.evaluation) and prefill.home.slots() == prefill.slots:
+        if self.filling.ever_guesses and not (others or slot.evaluation) and prefill.home.slots() == prefill.slots:
             slot.session.learn(len(step.tokens[0]))
-
-    def _note(self, step: Step, seconds: float) -> None:
-        """Note what a step took, if it was one of a single session."""
-        if len(step.rows) == 1:
-            tokens = len(step.tokens[0]) if step.tokens else 1
-            token_s = seconds / dict(self._family.costs).get(tokens, 1.0)
-            self._token_s += (SMOOTHING if self._token_s else 1.0) * (token_s - self._token_s)
 
     def _deliver(self, slot: Slot, result: RowResult) -> None:
         """Give a row's result to its session."""
@@ -305,15 +252,9 @@ class Scheduler:
         changes = lane.joining or any(slot.gone for slot in lane.rows)
         others = self.admission.waiting or self.admission.prefills or self.admission.ops
         ends = any(slot.session.generated + guesses + 1 >= slot.session.request.max_tokens for slot in lane.rows)
-        is_single = len(lane.rows) > 1 or self._is_single(lane.rows[0].session)
+        is_single = len(lane.rows) > 1 or self.filling.is_single(lane.rows[0].session, self._in_flight)
         has_room = self.admission.tokens_used <= self.admission.room.budget
         return is_single and not changes and not others and not ends and has_room
-
-    def _is_single(self, session: Session) -> bool:
-        """Whether a session's next step has one token, if there are guesses or not."""
-        if len(self._family.costs) == 1:
-            return self._family.costs[0][0] == 1
-        return self._best_size(session.guess_rate, most_at(len(session.tokens), self._family)) == 1
 
     def _lane(self, step: Step) -> Lane | None:
         return next((lane for lane in self.admission.lanes if lane.number == step.lane), None)
@@ -327,7 +268,10 @@ class Scheduler:
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
         step = Step(lane.number, ops, tuple(lane.rows), tokens, samples=True)
-        filled, padding = self._fill(lane.rows[0].session, tokens[0], alone=lane.again) if len(tokens) == 1 else ((), 0)
+        filled, padding = (), 0
+        if len(tokens) == 1:
+            session, alone = lane.rows[0].session, lane.again
+            filled, padding = self.filling.next_tokens(session, self._in_flight, tokens[0], alone=alone)
         lane.again = False
         if len(filled) <= 1:
             step = replace(step, ahead=self._steps_ahead(lane))
@@ -344,14 +288,17 @@ class Scheduler:
     def _should_guess(self, slot: Slot) -> bool:
         """Whether the next step of a session that has its lane to itself has guesses, or is to wait for one."""
         session = slot.session
-        waits = self.leads(slot) and self._lacks(session) is not None
-        return waits or len(self._fill(session, session.tokens[-1:])[0]) > 1
+        return self._waits(slot) or len(self.filling.next_tokens(session, self._in_flight, session.tokens[-1:])[0]) > 1
+
+    def _waits(self, slot: Slot) -> bool:
+        """Whether the next step of a session that has its lane to itself is to wait for a guess."""
+        return self.leads(slot) and self.filling.awaited_after(slot.session, self._in_flight) is not None
 
     def _steps_ahead(self, lane: Lane) -> int:
         """See Step.ahead: 0 while another session is about to join the lane, 1 while other sessions wait."""
         if not self._begins_ahead or self.admission.prefills:
             return 0
-        if (slot := lane.only) and self.leads(slot) and self._lacks(slot.session) is not None:
+        if (slot := lane.only) and self._waits(slot):
             return 0
         most = MAX_STEPS if self.admission.decoding == 1 and not self.admission.waiting else 1
         return min(most, *(slot.session.tokens_ahead for slot in lane.rows))

@@ -102,7 +102,7 @@ class WithSource(Ring):
     def __init__(self, family: RowFamily, answer: Sequence[int], right: float, wait: float) -> None:
         super().__init__(1, family, answer)
         self.chosen, self.right, self.wait = random.Random(3), right, wait
-        self.scheduler.guess_s = wait * STEP_S
+        self.scheduler.filling.note_guess(wait * STEP_S)
         self.drawn = 0
 
     def pace(self, session: Session) -> float:

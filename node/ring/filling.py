@@ -1,0 +1,108 @@
+"""How many tokens the steps of a session have that has its lane to itself, and what fills them: guesses that are there, or that are
+worth waiting for. Pure.
+"""
+
+from collections.abc import Sequence
+
+from node.core.row_family import RowFamily
+from node.ring.flight import Step
+from node.ring.frame_rows import guesses_to_wait_for, most_at, tokens_of_frame
+from node.ring.session import Session
+
+SMOOTHING = 0.1
+"""Weight of the last one in the time of a step, or of a guess."""
+FADING = 0.01
+"""Share by which the time of a guess is taken for less with each step that does not wait for one: it may have been measured while the
+machine was busy, so some time later it is measured again.
+"""
+
+
+class Filling:
+    def __init__(self, stages: int, *, guesses: bool) -> None:
+        """`stages`: of the ring. `guesses`: whether tokens may be guessed."""
+        self._stages = stages
+        self._guesses = guesses
+        self.family = RowFamily()
+        self._guess_s: float | None = None
+        """Seconds that the draft model or MTP layer takes for a guess, 0 before the first; None: there is neither."""
+        self._token_s = 0.0
+        """Seconds of a step of one token; 0 before the first."""
+
+    @property
+    def ever_guesses(self) -> bool:
+        """Whether any step of the ring may have guesses: one stage alone has no use for them in steps of one token."""
+        return self._guesses and (self._stages > 1 or self.family.costs[-1][0] > 1)
+
+    def next_tokens(
+        self,
+        session: Session,
+        in_flight: int,
+        certain: Sequence[int] = (),
+        guessed: Sequence[int] = (),
+        *,
+        alone: bool = False,
+    ) -> tuple[tuple[int, ...], int]:
+        """The tokens of the session's next step: the `certain` one, or none, and those that may come after these guesses, unless
+        it is to be `alone`; and how many at the end are there only because no shorter step has the same bits. `in_flight`:
+        steps of the session that are in the ring at once.
+        """
+        position = len(session.tokens) - len(certain) + len(guessed)
+        right = session.guess_rate if len(self.family.costs) > 1 else 0.0
+        size = self._best_size(right, in_flight, most_at(position, self.family))
+        most = min(size, most_at(position, self.family)) - len(certain)
+        tokens = [*certain, *(session.next_guesses(guessed, most) if self._guesses and not alone else ())]
+        if not tokens:
+            return (), 0
+        if len(tokens) != size:
+            size = self._best_size(right, in_flight, len(tokens))
+        padding = max(0, size - len(tokens))
+        return (*tokens[:size], *tokens[-1:] * padding), padding
+
+    def is_single(self, session: Session, in_flight: int) -> bool:
+        """Whether the session's next step has one token, if there are guesses or not."""
+        if len(self.family.costs) == 1:
+            return self.family.costs[0][0] == 1
+        return self._best_size(session.guess_rate, in_flight, most_at(len(session.tokens), self.family)) == 1
+
+    def _best_size(self, right: float, in_flight: int, most: int) -> int:
+        """How many tokens a step should have of a session that has `most`. `right`: how likely a guess is right."""
+        return tokens_of_frame(self.family, right=right, stages=self._stages, in_flight=in_flight, most=most)
+
+    # --- waiting for guesses ------------------------------------------------------------------------------------------
+
+    def awaited_after(self, session: Session, in_flight: int) -> list[int] | None:
+        """The guesses at a session's next tokens after which the draft model has yet to make one for which the next step is to
+        wait; None if it is to wait for none. Where steps may have one token, those of a ring do not wait, as further guesses
+        can follow them.
+        """
+        needs_none = self._stages > 1 and self.family.costs[0][0] == 1
+        if self._guess_s is None or needs_none or not self.ever_guesses:
+            return None
+        guesses = guesses_to_wait_for(
+            self.family,
+            right=session.guesser.draft_rate,
+            wait=self._guess_s / self._token_s if self._token_s else 0.0,
+            stages=self._stages,
+            in_flight=in_flight,
+            most=most_at(len(session.tokens) - 1, self.family),
+        )
+        return session.guesses_to_draft_after((), guesses)
+
+    def note_step(self, step: Step, seconds: float) -> None:
+        """Note what a step took, if it was one of a single session."""
+        if len(step.rows) == 1:
+            tokens = len(step.tokens[0]) if step.tokens else 1
+            token_s = seconds / dict(self.family.costs).get(tokens, 1.0)
+            self._token_s += (SMOOTHING if self._token_s else 1.0) * (token_s - self._token_s)
+
+    def note_guess(self, seconds: float | None) -> None:
+        """Note what a guess took of the draft model or MTP layer; 0: there is one, which has made none yet; None: there is neither."""
+        if not seconds or not self._guess_s:
+            self._guess_s = seconds
+        else:
+            self._guess_s += SMOOTHING * (seconds - self._guess_s)
+
+    def fade(self) -> None:
+        """A step waits for no guess."""
+        if self._guess_s:
+            self._guess_s *= 1 - FADING
