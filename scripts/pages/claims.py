@@ -76,6 +76,20 @@ def _rings() -> Iterator[Claim]:
     yield Claim(
         "Ring of 2, one stream with a right prediction", "ring-e", "ratio", {"case": "a right prediction, ring of 2"}
     )
+    for nodes in ("one node", "ring of 2"):
+        for wrong, text in (("4th", "every 4th"), ("9th", "every 9th")):
+            cells = {"case": f"every {wrong} token of the prediction wrong, {nodes}"}
+            name = f"Steps of two to five tokens, bound by memory, {nodes}: a prediction, {text} token of it wrong"
+            yield Claim(name, "ring-e-from-two", "ratio", cells, has_target=False)
+        cells = {"case": f"no prediction, {nodes}"}
+        yield Claim(f"The same without a prediction, {nodes}", "ring-e-from-two", "ratio", cells)
+        for own, text in (("", "an MTP layer that is right for 80 %"), (", --no-guesses", "the same without guesses")):
+            cells = {"case": f"MTP layer right for 80%{own}, {nodes}"}
+            name = f"Steps of two to five tokens, bound by memory, {nodes}: {text}"
+            yield Claim(name, "ring-g-from-two", "ratio", cells)
+    for nodes in ("ring of 2", "one node"):
+        cells = {"case": f"median of six tasks, {nodes}"}
+        yield Claim(f"Six tasks for a real model, {nodes}, with nobody's help", "ring-h", "ratio", cells)
     draft = {"case": "free text, draft model pippin-demo"}
     yield Claim("Ring of 2, one stream of 84 ms a token with a draft model", "ring-f", "ratio", draft)
     yield Claim("The same, of 48 ms a token", "ring-f-48ms", "ratio", draft)
