@@ -48,6 +48,8 @@ class MtpGuesser:
         """Hidden states [1, length, width] without an entry yet, each with the position of the first."""
         self._output: tuple[mx.array, ...] = ()
         """Of the last entry that was made."""
+        self._guessed: list[tuple[int, tuple[mx.array, ...]]] = []
+        """The guesses after `_tokens` that have an entry, too, each with the output."""
         self._error: Exception | None = None
         self.max_context = stage.plan.max_context
         self.kv_bytes = 0
@@ -81,7 +83,7 @@ class MtpGuesser:
 
     def clear(self) -> None:
         """Free all KV."""
-        self._tokens, self._entries, self._waiting, self._output = [], [], [], ()
+        self._tokens, self._entries, self._waiting, self._output, self._guessed = [], [], [], (), []
         self._stage.lanes.clear()
         self.kv_bytes = 0
 
@@ -99,21 +101,24 @@ class MtpGuesser:
     def _guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
         self._ends.embed, self._ends.score = self._shared  # rings of the model share the layer
         certain = tokens[:verified]
-        self._follow(certain)
-        self._make_entries(certain)
+        known = [token for token, _ in self._guessed]
+        if self._waiting or certain != self._tokens or tokens[verified : verified + len(known)] != known:
+            self._follow(certain)
+            self._make_entries(certain)
         if not self._entries or self._entries[-1] != verified - 2 or not self._output:
             return None
-        output = self._output
-        for place in range(verified, len(tokens)):
+        for place in range(verified + len(self._guessed), len(tokens)):
+            output = self._guessed[-1][1] if self._guessed else self._output
             hidden = self._stage.hidden(output) if self._ends.takes_normed else output[0]
             output = self._run(tokens[place : place + 1], hidden, unverified=place + 1 - verified)
-        return drawn(self._stage.finish(output), draw)
+            self._guessed.append((tokens[place], output))
+        return drawn(self._stage.finish(self._guessed[-1][1] if self._guessed else self._output), draw)
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Go on with a session of these tokens, and keep what it has in common with the one before."""
-        if self._entries:
-            lane = self._stage.lanes.lane(_LANE)
-            lane.back(len(lane.undos))  # made of guesses
+        if self._guessed:
+            self._stage.lanes.lane(_LANE).back(len(self._guessed))
+            self._guessed = []
         shared = common(self._tokens, tokens)
         self._tokens = list(tokens)
         self._cut(shared - 1, shared)

@@ -97,10 +97,10 @@ class Filling:
 
     def note_guess(self, seconds: float | None) -> None:
         """Note what a guess took of the draft model or MTP layer; 0: there is one, which has made none yet; None: there is neither."""
-        if not seconds or not self._guess_s:
-            self._guess_s = seconds
-        else:
-            self._guess_s += SMOOTHING * (seconds - self._guess_s)
+        if seconds and self._guess_s is not None:
+            # The first ones take longer, and so do those that wait for another job: a shorter time counts at once.
+            seconds = min(seconds, self._guess_s + SMOOTHING * (seconds - self._guess_s))
+        self._guess_s = seconds
 
     def fade(self) -> None:
         """A step waits for no guess."""

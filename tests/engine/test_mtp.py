@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 import shutil
 from pathlib import Path
 
@@ -96,6 +97,23 @@ def test_chunks_and_guesses_change_nothing(name: str) -> None:
         if end % 3:
             assert one.guess(guesser, end + 1) == one.guess(one.guesser(end), end + 1)
             one.guess(guesser, end + 1, 3)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_a_chain_of_guesses_computes_each_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = session(name)
+    guesser, fresh = one.guesser(39), [one.guess(one.guesser(39), 40, *range(3, 3 + length)) for length in range(4)]
+    computed, run = list[int](), guesser._run
+
+    def counted(tokens: Sequence[int], hidden: mx.array, unverified: int = 0) -> tuple[mx.array, ...]:
+        computed.extend(tokens if unverified else ())
+        return run(tokens, hidden, unverified)
+
+    monkeypatch.setattr(guesser, "_run", counted)
+    assert [one.guess(guesser, 40, *range(3, 3 + length)) for length in range(4)] == fresh
+    assert computed == [3, 4, 5]
+    one.show(guesser, 39, 40)
+    assert one.guess(guesser, 41) == one.guess(one.guesser(40), 41), "they are taken back"
 
 
 def test_results_of_later_tokens_may_have_come() -> None:
