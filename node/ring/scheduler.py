@@ -166,7 +166,8 @@ class Scheduler:
         is_followed = len(guesses) > len(step.guesses)
         may_follow = is_followed and not self.flight.is_padded(step.lane) and self.flight.free_places >= 0
         may_follow = may_follow and self._may_guess and not others
-        tokens, padding = (), 0
+        tokens: tuple[int, ...] = ()
+        padding = 0
         if slot and may_follow:
             tokens, padding = self.filling.next_tokens(slot.session, self._in_flight, guessed=guesses)
         return Following(guesses, () if padding else tokens, self._can_chain(lane, len(step.guesses)))
@@ -268,7 +269,8 @@ class Scheduler:
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
         step = Step(lane.number, ops, tuple(lane.rows), tokens, samples=True)
-        filled, padding = (), 0
+        filled: tuple[int, ...] = ()
+        padding = 0
         if len(tokens) == 1:
             session, alone = lane.rows[0].session, lane.again
             filled, padding = self.filling.next_tokens(session, self._in_flight, tokens[0], alone=alone)

@@ -111,8 +111,8 @@ def test_the_first_prompt_finds_its_kernels_compiled(tmp_path, monkeypatch):
 
     stepped = Stage.run
     monkeypatch.setattr(Stage, "run", run)
-    monkeypatch.setattr("node.engine.load.begin_draw", record)
-    monkeypatch.setattr("node.engine.load.probe_tokens", lambda: 64)
+    monkeypatch.setattr("node.engine.warm_up.begin_draw", record)
+    monkeypatch.setattr("node.engine.warm_up.probe_tokens", lambda: 64)
     load(write_model(tmp_path, CONFIGURATIONS["llama"]), 0, 2)
     each = [*(2 * [(1, 64), (1, 1)]), (2, 1)]  # two sessions, one after the other, then together
     assert steps == [(layer, *shape) for layer in (0, 1) for shape in each]

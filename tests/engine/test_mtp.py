@@ -2,8 +2,8 @@
 
 import json
 import random
-from collections.abc import Sequence
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
