@@ -60,7 +60,7 @@ class Driver:
         self._pipeline = Pipeline(ring, open_link, self.end)
         self._scheduler, self._admission = scheduler, scheduler.admission
         self._guessing = guessing or Guessing()
-        scheduler.filling.note_guess(0.0 if self._guessing.source else None)
+        scheduler.filling.context = self._guessing.source.max_context if self._guessing.source else 0
         self._family: RowFamily | None = None
         """Of the steps of a single session; known from the first request on."""
         self._wake = asyncio.Event()

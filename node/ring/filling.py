@@ -11,7 +11,7 @@ from node.ring.session import Session
 
 SMOOTHING = 0.1
 """Weight of the last one in the time of a step, or of a guess."""
-FADING = 0.01
+FADING = 0.002
 """Share by which the time of a guess is taken for less with each step that does not wait for one: it may have been measured while the
 machine was busy, so some time later it is measured again.
 """
@@ -23,8 +23,10 @@ class Filling:
         self._stages = stages
         self._guesses = guesses
         self.family = RowFamily()
-        self._guess_s: float | None = None
-        """Seconds that the draft model or MTP layer takes for a guess, 0 before the first; None: there is neither."""
+        self.context = 0
+        """Most tokens of a session that the draft model or MTP layer can follow; 0: there is neither."""
+        self._guess_s = 0.0
+        """Seconds that it takes for a guess; 0 before the first."""
         self._token_s = 0.0
         """Seconds of a step of one token; 0 before the first."""
 
@@ -76,7 +78,7 @@ class Filling:
         can follow them.
         """
         needs_none = self._stages > 1 and self.family.costs[0][0] == 1
-        if self._guess_s is None or needs_none or not self.ever_guesses:
+        if not self.context or needs_none or not self.ever_guesses:
             return None
         guesses = guesses_to_wait_for(
             self.family,
@@ -86,7 +88,8 @@ class Filling:
             in_flight=in_flight,
             most=most_at(len(session.tokens) - 1, self.family),
         )
-        return session.guesses_to_draft_after((), guesses)
+        guessed = session.guesses_to_draft_after((), guesses)
+        return guessed if guessed is not None and len(session.tokens) + len(guessed) < self.context else None
 
     def note_step(self, step: Step, seconds: float) -> None:
         """Note what a step took, if it was one of a single session."""
@@ -95,14 +98,11 @@ class Filling:
             token_s = seconds / dict(self.family.costs).get(tokens, 1.0)
             self._token_s += (SMOOTHING if self._token_s else 1.0) * (token_s - self._token_s)
 
-    def note_guess(self, seconds: float | None) -> None:
-        """Note what a guess took of the draft model or MTP layer; 0: there is one, which has made none yet; None: there is neither."""
-        if seconds and self._guess_s is not None:
-            # The first ones take longer, and so do those that wait for another job: a shorter time counts at once.
-            seconds = min(seconds, self._guess_s + SMOOTHING * (seconds - self._guess_s))
-        self._guess_s = seconds
+    def note_guess(self, seconds: float) -> None:
+        """Note what a guess took of the draft model or MTP layer."""
+        # The first ones take longer, and so do those that wait for another job: a shorter time counts at once.
+        self._guess_s = min(seconds, self._guess_s + SMOOTHING * (seconds - self._guess_s))
 
     def fade(self) -> None:
         """A step waits for no guess."""
-        if self._guess_s:
-            self._guess_s *= 1 - FADING
+        self._guess_s *= 1 - FADING

@@ -120,7 +120,7 @@ class Guessing:
         """Have the source draw a token for which the next step is to wait, or compute a part of a prompt. Returns whether it has
         drawn one, so that it should be asked again before the step is sent.
         """
-        asked = scheduler.to_fill(self.source.max_context) if self.source and not compute.waiting else None
+        asked = scheduler.to_fill() if self.source and not compute.waiting else None
         if asked is None:
             scheduler.filling.fade()
             return False
@@ -128,7 +128,7 @@ class Guessing:
         if is_made := await self._draw(compute, *asked):
             scheduler.filling.note_guess(now() - began)
         elif self.source is None:
-            scheduler.filling.note_guess(None)
+            scheduler.filling.context = 0
         return is_made
 
     async def _draw(self, compute: Compute, session: Session, guessed: Sequence[int]) -> bool:

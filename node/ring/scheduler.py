@@ -124,17 +124,16 @@ class Scheduler:
         others = (each for lane in self.admission.lanes for each in lane.slots())
         return not slot.gone and all(slot.lane <= other.lane for other in others)
 
-    def to_fill(self, context: int) -> tuple[Session, list[int]] | None:
+    def to_fill(self) -> tuple[Session, list[int]] | None:
         """A session whose next step is to wait for a guess of the draft model, and the guesses at its tokens after which that one
-        is to be asked first; None if the next step is not to wait. `context`: see Source in node.ring.guessing.
+        is to be asked first; None if the next step is not to wait.
         """
         lane = next((lane for lane in self.admission.idle_lanes() if lane.is_live), None)
         slot = lane.only if lane and not (lane.ahead or lane.again) else None
         if slot is None or self.admission.waiting or self.admission.prefills or not self.leads(slot):
             return None
         guessed = self.filling.awaited_after(slot.session, self._in_flight)
-        too_long = guessed is not None and len(slot.session.tokens) + len(guessed) >= context
-        return None if guessed is None or too_long else (slot.session, guessed)
+        return None if guessed is None else (slot.session, guessed)
 
     def to_draft(self, context: int, beyond: int) -> tuple[Session, list[int]] | None:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
