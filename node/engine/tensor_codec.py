@@ -44,6 +44,8 @@ def dtype_name(array: mx.array) -> str:
 
 def pack(arrays: Sequence[mx.array]) -> tuple[Tensor, ...]:
     """Compute the arrays and copy their bytes, in the compute thread. Raises PippinError for a dtype that can't be sent."""
+    if not arrays:
+        return ()
     packed = Packed(arrays)
     mx.async_eval(packed.bits)  # type: ignore[no-untyped-call]
     return packed.read()
