@@ -49,6 +49,7 @@ class Cluster:
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     world = World(1, request.param)
+    world.has_draft = False  # it would need more memory
     with simulated(world):
         yield world
         assert not world.timeline.violations

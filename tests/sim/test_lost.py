@@ -17,7 +17,7 @@ STEP_TIMEOUT_S = 60.0
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """As many machines as asked for. Any two of them hold the model; requests run in all rings."""
     world = World(1, request.param)
-    world.step_s = 0.05
+    world.step_s, world.has_draft = 0.05, False  # a draft model would need more memory
     with simulated(world):
         for machine in world.machines.values():
             machine.usable = (430 if machine.name == "n1" else 420) * MB
