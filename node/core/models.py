@@ -155,6 +155,13 @@ class ModelSpec:
         return self.draft or self.mtp
 
     @property
+    def guesses_alone(self) -> bool:
+        """Whether what guesses is of use in a ring of one stage: in steps of several tokens only, of which wrong ones are taken back one
+        by one. Windows and recurrent states can't be.
+        """
+        return all(cost.per_token and not cost.window for cost in self.kv)
+
+    @property
     def weight_bytes(self) -> int:
         return sum(self.layer_bytes) + self.ends_bytes
 

@@ -28,6 +28,7 @@ class Footprint:
         scores = spec.score_bytes * context
         self.reserve = STAGE_RESERVE + max(scores, *spec.layer_bytes) + max(cache) * sessions
         self.cache = sum(cache) * sessions
+        self._guesses_alone = spec.guesses_alone
         self._guesser = 0
         if spec.guesser:  # it follows one session
             most = min(context, spec.guesser.max_context, DRAFT_CONTEXT if spec.draft else context)
@@ -36,9 +37,10 @@ class Footprint:
         """Bytes of the whole model on one node."""
 
     def stage(self, start: int, end: int, *, driver: bool) -> int:
-        """Bytes of layers [start, end) on one node. A driver has what guesses, too."""
+        """Bytes of layers [start, end) on one node. A driver has what guesses, too, if it is of use."""
         ends = self._ends if driver or self._shared else 0
-        guesser = self._guesser if driver else 0
+        whole = end - start == len(self._before) - 1
+        guesser = self._guesser if driver and (not whole or self._guesses_alone) else 0
         return self._before[end] - self._before[start] + self.reserve + ends + guesser
 
     def work(self, start: int, end: int, *, driver: bool) -> int:
@@ -63,7 +65,7 @@ def stage_weights(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
     """Bytes of the weights among `stage_bytes`; the others are for the KV and for working memory."""
     drives = stage.node == ring.driver
     count = sum(spec.layer_bytes[stage.start : stage.end]) + (spec.ends_bytes if drives or spec.shared_ends else 0)
-    if spec.guesser and drives:
+    if spec.guesser and drives and ring.draft:
         count += sum(spec.guesser.layer_bytes) + spec.guesser.ends_bytes
     return count
 

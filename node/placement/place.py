@@ -144,7 +144,7 @@ class _Attempt:
         legal = ring.stages[-1].end == spec.layers and all(stage.start in legal_starts for stage in ring.stages)
         wanted = ring.context in goal.contexts_for(spec) and ring.max_sessions in goal.sessions
         barred = any((spec.id, node) in self._rules.barred for node in ring.nodes)
-        same_draft = ring.draft == draft_of(spec)
+        same_draft = ring.draft == draft_of(spec, len(ring.stages))
         allowed = legal and wanted and same_draft and not barred
         return allowed and _fits(spec, ring, self._free) and self._is_connected(spec, ring)
 

@@ -68,12 +68,12 @@ def find_ring(
 
 def new_ring(spec: ModelSpec, stages: tuple[StageSpec, ...], context: int, sessions: int) -> Ring:
     """A ring without an id."""
-    return Ring("", spec.version, stages, context, sessions, spec.shared_ends, draft=draft_of(spec))
+    return Ring("", spec.version, stages, context, sessions, spec.shared_ends, draft=draft_of(spec, len(stages)))
 
 
-def draft_of(spec: ModelSpec) -> Shard | None:
-    """All layers of a ring's draft model, or its MTP layer, if there is either."""
-    if spec.guesser is None:
+def draft_of(spec: ModelSpec, stages: int) -> Shard | None:
+    """All layers of a ring's draft model, or its MTP layer, if there is either and a ring of so many stages has a use for it."""
+    if spec.guesser is None or (stages == 1 and not spec.guesses_alone):
         return None
     begin = 0 if spec.draft else spec.layers
     return Shard(spec.guesser.version, begin, begin + spec.guesser.layers)

@@ -153,6 +153,16 @@ def test_a_driver_has_the_draft_model_too():
     assert only([spec], [node("a", 64 * GB)]).draft == ring.draft
 
 
+def test_one_node_has_no_draft_model_for_windows_and_recurrent_states():
+    for kv in (KvCost(4096, window=512), KvCost(0, fixed=1 << 20)):
+        plain = dataclasses.replace(model(), kv=(kv, *model().kv[1:]))
+        spec = dataclasses.replace(plain, draft=DRAFT)
+        assert Footprint(spec, 8192, 1).whole == Footprint(plain, 8192, 1).whole
+        assert only([spec], [node("a", 64 * GB)]).draft is None
+        nodes = [node("a", 6 * GB), node("b", 6 * GB)]
+        assert only([spec], nodes, contexts=[8192], max_sessions=[1]).draft
+
+
 def test_a_driver_has_the_mtp_layer_too():
     plain = model()
     layer = ModelSpec(plain.version, (30 * MB,), 20 * MB, (KvCost(4096),), (), 8192)
