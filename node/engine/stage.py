@@ -22,6 +22,10 @@ from node.kv.blocks import BLOCK
 _CLEAR_STEPS = 256
 """Steps of decoding between two clears of MLX's free buffers, as in mlx-lm. Caches grow every 256 tokens, and nothing
 needs the smaller buffers that are then freed."""
+_SHORT = 8
+"""Most tokens of a prompt that are computed as a step of decoding: a draft model or MTP layer follows a session by so many at a time,
+and would empty MLX's free buffers with each guess.
+"""
 
 
 class Stage:
@@ -132,8 +136,8 @@ class Stage:
 
         Returns hidden states [rows, length, width] and any other arrays that the architecture sends between layers;
         their evaluation has begun. Unless they are `wanted`, only the caches are computed, and it returns none.
-        `deferred`: unless the step is one of a prompt, its evaluation has not begun: the caller begins it, with what it
-        makes of the result and with `states`.
+        `deferred`: unless the step is a longer one of a prompt, its evaluation has not begun: the caller begins it, with
+        what it makes of the result and with `states`.
 
         Raises PippinError if the lane is unknown, or if the step does not fit it or these layers.
         """
@@ -159,7 +163,7 @@ class Stage:
                 if not cache.empty():
                     cache.finalize()
         lane.positions = [p + n for p, n in zip(lane.positions, lengths or [length] * rows, strict=True)]
-        self._evaluate(lane, output, is_prompt=length > 1 and not unverified, deferred=deferred)
+        self._evaluate(lane, output, is_prompt=length > _SHORT and not unverified, deferred=deferred)
         return output
 
     def _checked(self, tokens: mx.array | None, tensors: Sequence[mx.array]) -> mx.array:

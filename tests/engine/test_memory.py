@@ -21,7 +21,7 @@ def test_decoding_clears_the_free_buffers_now_and_then(tmp_path, clears, monkeyp
     ring = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(0, 1, 4)
     ring.apply(Open(1))
     for lane in (0, 1):
-        ring.step(prompt(5), lane=lane)
+        ring.step(prompt(20), lane=lane)
     clears.clear()
     counts = []
     for _ in range(4):
@@ -29,3 +29,15 @@ def test_decoding_clears_the_free_buffers_now_and_then(tmp_path, clears, monkeyp
             ring.step(prompt(1), lane=lane)
             counts.append(len(clears))
     assert counts == [0, 0, 0, 2, 2, 2, 2, 4]
+
+
+def test_what_follows_a_session_by_a_few_tokens_clears_nothing(tmp_path, clears):
+    """As a draft model or an MTP layer does with each guess."""
+    ring = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(0, 4)
+    ring.step(prompt(20))
+    clears.clear()
+    for length in (1, 2, 3, 5):
+        ring.step(prompt(length))
+    assert not clears
+    ring.step(prompt(20))
+    assert clears
