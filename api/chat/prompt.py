@@ -1,6 +1,7 @@
 """The prompt of a request as tokens, and the choices that answer a chat."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
@@ -8,10 +9,13 @@ from api.chat.constraint import make_grammar, make_reader
 from api.chat.env import Env, open_model
 from api.chat.generation import Choice, Prepared, check_tokens
 from api.chat.request import ChatRequest
+from api.chat.shortening import PARTS, Chat, fitting, prompt_room, shortenings
 from api.http.callers import CLIENT
 from api.http.stream import StreamFormat
 from node.core.errors import BadRequest
 from node.text.sandboxed_encoder import OpenModel
+
+log = logging.getLogger(__name__)
 
 
 async def prepare(
@@ -26,7 +30,7 @@ async def prepare(
 
 async def encode_chat(
     env: Env, request: web.Request, body: ChatRequest, *, most: int = 0, form: StreamFormat | None = None
-) -> tuple[OpenModel, list[int], str]:
+) -> tuple[OpenModel, Sequence[int], str]:
     """The model, the tokens of a chat's prompt, and the grammar of its answer.
 
     Raises ContextExceeded for a prompt longer than both `most` and the model's context.
@@ -35,17 +39,39 @@ async def encode_chat(
     grammar = await make_grammar(env.gateway.grammars, use, json_format, request[CLIENT])
     model = await open_model(env, request, body, form)
     encoder, context = model.encoder, max(model.context, most)
+    prompt: Sequence[int]
     if body.adapter:
         prompt = await encoder.encode_pieces(list(body.adapter.pieces(body.messages)), context=context)
     else:
         # A grammar leaves no room for thoughts.
         kwargs = {"enable_thinking": False, **body.template_kwargs} if grammar else body.template_kwargs
-        prompt = await encoder.encode_chat(body.messages_for_template, use.for_template, kwargs, context=context)
+
+        async def encode(messages: Chat) -> list[int]:
+            return await encoder.encode_chat(messages, use.for_template, kwargs, context=context)
+
+        prompt = await _encode_within(body, context, encode)
         if grammar and (opening := model.tokenizer.dialect.opening):
             prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
     if not prompt:
         raise BadRequest("The model's chat template renders these messages as an empty prompt.", param="messages")
     return model, prompt, grammar
+
+
+async def _encode_within(
+    body: ChatRequest, context: int, encode: Callable[[Chat], Awaitable[list[int]]]
+) -> Sequence[int]:
+    """The tokens of a chat; if it may be truncated, of as much of it as leaves room for an answer."""
+    messages = body.messages_for_template
+    if body.truncation == "disabled":
+        return await encode(messages)
+    candidates = shortenings([each["role"] for each in messages])
+    most = prompt_room(context, body.answer_tokens)
+    kept, prompt = await fitting(candidates, lambda each: encode(each.of(messages)), most)
+    if kept != candidates[0]:
+        said = f"{len(messages) - len(kept.of(messages))} of {len(messages)} messages"
+        said += f", and {kept.parts}/{PARTS} of the user's last text" if kept.parts else ""
+        log.info("a chat with %s is too long for %d tokens; its oldest are left out: %s", body.model, context, said)
+    return prompt
 
 
 async def encode_text(model: OpenModel, prompt: str | list[int], *, param: str) -> Sequence[int]:

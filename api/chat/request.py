@@ -72,6 +72,8 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=MAX_VARIABLES)
     reasoning_effort: Effort | None = None
     adapter: Adapter | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+    """Not of OpenAI's chat, but of its Responses: whether the oldest messages are left out of a chat that is too long."""
     _for_template: list[dict[str, Any]] = PrivateAttr(default=[])
 
     @property

@@ -12,6 +12,7 @@ from api.chat.generation import Prepared, new_id, respond
 from api.chat.prompt import encode_text, prepare
 from api.chat.request import ChatRequest, ResponseFormat
 from api.chat.schema import CompletionRequest, GenerationRequest, Names, parse, renamed_params
+from api.chat.shortening import endings, fitting, prompt_room
 from api.chat.tools import ToolUse
 from api.http.callers import CLIENT
 from api.http.errors import Unsupported
@@ -56,7 +57,11 @@ async def generate(
             grammar = await make_grammar(env.gateway.grammars, ToolUse(), json_format, request[CLIENT])
             model = await open_model(env, request, asked, form)
             (text,) = asked.prompt
-            prompt = await encode_text(model, text, param="prompt")
+            encode = partial(encode_text, model, param="prompt")
+            if body.truncate and isinstance(text, str):
+                _, prompt = await fitting(endings(text), encode, prompt_room(model.context, asked.answer_tokens))
+            else:
+                prompt = await encode(text)
             prepared = await Prepared.of(request, model, asked, answer_id, grammar)
             choices = prepared.choices(prompt)
     output.opened, output.choice = time.monotonic_ns(), choices[0]

@@ -135,6 +135,7 @@ class Generation(_Asking):
     think: Annotated[bool | str | None, BeforeValidator(_think)] = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
+    truncate: bool = True
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -155,6 +156,7 @@ class Generation(_Asking):
             "reasoning_effort": self.think if isinstance(self.think, str) else None,
             "response_format": self.response_format,
             "chat_template_kwargs": thinks,
+            "truncation": "auto" if self.truncate else "disabled",
         }
 
     @property

@@ -171,7 +171,7 @@ class ResponseOutput:
             ],
             "top_logprobs": body.top_logprobs,
             "top_p": self.sampling.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation,
             "usage": self._usage,
             "user": body.user,
             "metadata": body.metadata,

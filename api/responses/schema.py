@@ -16,11 +16,11 @@ from api.responses.tools import Place, PlacedFunction, flat_name, functions_of
 from node.core.errors import BadRequest
 
 CHAT_PARAMETERS = (
-    *("temperature", "top_p", "parallel_tool_calls", "reasoning_effort"),
+    *("temperature", "top_p", "parallel_tool_calls", "reasoning_effort", "truncation"),
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "chat_template_kwargs", "adapter"),
     *("seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "prediction"),
 )
-"""Parameters passed to chat by the same names; all but the first four are extensions of OpenAI's Responses API."""
+"""Parameters passed to chat by the same names; all but the first five are extensions of OpenAI's Responses API."""
 
 PARAMS = (
     (r"^messages\b.*", "input"),

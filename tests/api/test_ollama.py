@@ -239,7 +239,7 @@ async def test_what_is_wrong_is_named(server, path, body, said, stream):
 async def test_a_prompt_beyond_the_context_is_named_as_it_was_sent(server):
     for path, param in (("/api/chat", {}), ("/api/generate", {"prompt": "a " * 3000})):
         response = await server.ask_ollama(
-            path, **param, **({} if param else {"messages": [{"role": "user", "content": "a " * 3000}]})
+            path, truncate=False, **param, **({} if param else {"messages": [{"role": "user", "content": "a " * 3000}]})
         )
         assert response.status == 400
         assert "maximum context length is 2048 tokens" in response.json["error"]
