@@ -6,6 +6,8 @@ from typing import Any
 
 from api.chat.reader import CallReader, FamilyReader, Reader
 from api.chat.tools import ToolUse
+from node.core.errors import BadRequest
+from node.text.grammar import Function, split_mark
 from node.text.grammars import Grammars
 from node.text.tokenizer import Tokenizer
 
@@ -21,9 +23,10 @@ class JsonFormat:
 def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequence[int]) -> Reader | None:
     """The reader of one answer; None if the answer can be nothing but text.
 
-    `grammar`: of the answer; empty: it may have reasoning and tool calls in the format of the model's family.
+    `grammar`: of the answer; if empty, or free up to a mark, it may have reasoning and tool calls in the format of the
+    model's family.
     """
-    if grammar:
+    if grammar and not split_mark(grammar)[0]:
         only = use.names[0] if _has_no_head(use) else None
         return CallReader(use.names, only=only) if use.tools else None
     dialect = tokenizer.dialect
@@ -36,7 +39,8 @@ def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequen
 async def make_grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None, client: str) -> str:
     """Make the grammar of an answer for a client; empty: none is needed. Raises BadRequest for a schema that has no grammar.
 
-    Required calls take precedence over a required format; if both are possible, the model chooses.
+    Required calls take precedence over a required format; if both are possible, the model chooses. Calls that may come
+    in a text follow the grammar of `make_optional_grammar`.
     """
     answer = ""
     if form:
@@ -45,13 +49,40 @@ async def make_grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None
         return answer
     param = "functions" if use.legacy else "tools"
     for index, function in use.callable:
-        place = f"{param}[{index}].parameters" if use.legacy else f"{param}[{index}].function.parameters"
-        arguments = await grammars.json(function.parameters, strict=function.strict, param=place, client=client)
+        arguments = await grammars.json(
+            function.parameters, strict=function.strict, param=_place(use, index), client=client
+        )
     if _has_no_head(use):
         return arguments
     functions = [function for _, function in use.callable]
     schema = form.schema if form and use.mode == "auto" else None
     return await grammars.calls(functions, many=use.many, param=param, client=client, answer=schema)
+
+
+async def make_optional_grammar(grammars: Grammars, use: ToolUse, tokenizer: Tokenizer, client: str) -> str:
+    """Make the grammar of an answer that may call tools of which one is `strict`: free up to the mark of the model's family.
+    Empty: there is no such tool, or the family's arguments are not JSON. Raises BadRequest for a strict schema that has no
+    grammar; the arguments of a tool that is not strict are then any object.
+    """
+    form = tokenizer.call_form
+    can_follow = tokenizer.has_fixed_bytes and tokenizer.eos
+    if form is None or not can_follow or not any(each.strict for _, each in use.callable):
+        return ""
+    functions = []
+    param = "functions" if use.legacy else "tools"
+    for index, function in use.callable:
+        try:
+            await grammars.json(function.parameters, strict=function.strict, param=_place(use, index), client=client)
+            functions.append(function)
+        except BadRequest:
+            if function.strict:
+                raise
+            functions.append(Function(function.name, {"type": "object"}))
+    return await grammars.calls(functions, many=use.many, param=param, client=client, form=form)
+
+
+def _place(use: ToolUse, index: int) -> str:
+    return f"functions[{index}].parameters" if use.legacy else f"tools[{index}].function.parameters"
 
 
 def _has_no_head(use: ToolUse) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from api.chat.constraint import make_grammar, make_reader
+from api.chat.constraint import make_grammar, make_optional_grammar, make_reader
 from api.chat.env import Env, open_model
 from api.chat.generation import Choice, Prepared, check_tokens
 from api.chat.request import ChatRequest
@@ -52,6 +52,8 @@ async def encode_chat(
         prompt = await _encode_within(body, context, encode)
         if grammar and (opening := model.tokenizer.dialect.opening):
             prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
+    if not grammar:
+        grammar = await make_optional_grammar(env.gateway.grammars, use, model.tokenizer, request[CLIENT])
     if not prompt:
         raise BadRequest("The model's chat template renders these messages as an empty prompt.", param="messages")
     return model, prompt, grammar

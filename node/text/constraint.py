@@ -9,6 +9,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from node.core.errors import BadRequest, PippinError
+from node.text.grammar import split_mark
 from node.text.grammar_job import LIMITS, error_of
 from node.text.tokenizer import Tokenizer
 from node.text.tokenizer_files import CleanFolder
@@ -23,9 +24,17 @@ class GrammarLost(PippinError):
 class Constraint:
     """The constraint of one session. Not thread-safe."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, mark: bytes = b"", tokens: Sequence[bytes] = ()) -> None:
+        """`mark`: the answer is free up to the end of these bytes; empty: the grammar binds from the beginning. `tokens`:
+        the bytes of each.
+        """
         self._matcher: LLMatcher | None = matcher
         self._consumed = 0
+        self._mark, self._tokens = mark, tokens
+        self._tail = b""
+        """The longest end of the free text that is a beginning of the mark."""
+        self._masks: dict[bytes, bytes | None] = {}
+        """By `_tail`: see `_without_overshoot`."""
         self.memory = 0
         """Bytes that it counts towards the limit of all grammars."""
         self.error: PippinError | None = None
@@ -34,14 +43,19 @@ class Constraint:
         """The tokens that must come after the last one that was drawn; may be read in any thread."""
 
     def allowed(self, generated: Sequence[int]) -> bytes | None:
-        """Bit mask of the tokens allowed next, one bit each, lowest bit of each byte first; None after an error or
-        `close`.
+        """Bit mask of the tokens allowed next, one bit each, lowest bit of each byte first; None if all are, and after an
+        error or `close`.
 
         `generated`: all tokens of the session so far.
         """
         matcher = self._matcher
         if matcher is None:
             return None
+        while self._mark and self._consumed < len(generated):
+            self._read_free(generated[self._consumed])
+            self._consumed += 1
+        if self._mark:
+            return self._without_overshoot()
         if matcher.consume_tokens(list(generated[self._consumed :])):
             self._consumed = len(generated)
             bits: bytes = matcher.compute_bitmask()
@@ -55,9 +69,34 @@ class Constraint:
 
         They are certain: for a text that a grammar forces, llguidance allows only the tokens of `_Tokens.__call__`.
         """
-        if self._matcher and self._matcher.consume_token(token):
+        if self._matcher and not self._mark and self._matcher.consume_token(token):
             self.forced = self._matcher.compute_ff_tokens()
             self._matcher.rollback(1)
+
+    def _read_free(self, token: int) -> None:
+        text = self._tail + self._tokens[token]
+        if text.endswith(self._mark):
+            self._mark = b""  # the grammar binds from here to the end
+            return
+        sizes = range(min(len(text), len(self._mark) - 1), -1, -1)
+        self._tail = self._mark[: next(size for size in sizes if text.endswith(self._mark[:size]))]
+
+    def _without_overshoot(self) -> bytes | None:
+        """Mask of the tokens that do not go on behind the end of a mark that has begun, where the grammar must bind;
+        None: all.
+        """
+        if not self._tail:
+            return None
+        if self._tail not in self._masks:
+            rest = self._mark[len(self._tail) :]
+            beyond = [
+                token for token, text in enumerate(self._tokens) if len(text) > len(rest) and text.startswith(rest)
+            ]
+            bits = bytearray(b"\xff" * (-(-len(self._tokens) // 32) * 4))  # as llguidance: whole words of 32 bits
+            for token in beyond:
+                bits[token // 8] &= ~(1 << token % 8)
+            self._masks[self._tail] = bytes(bits) if beyond else None
+        return self._masks[self._tail]
 
     def close(self) -> None:
         """Free its memory. A step that is still running may call `allowed` once more."""
@@ -76,6 +115,7 @@ class Constraints:
         self.directory = directory
         self._vocabulary = vocabulary
         self._tokenizer: LLTokenizer | None = None
+        self._tokens: Sequence[bytes] = ()
         self._unusable = ""
         """Why this model can follow no grammar; empty while unknown."""
 
@@ -93,6 +133,7 @@ class Constraints:
             self._unusable = "This model has no token that ends an answer, so it cannot follow a grammar."
         else:
             tokens = _Tokens(tokenizer, ends[0], self._vocabulary)
+            self._tokens = tokens.tokens
             self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=ends, slices=None)
 
     def begin(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
@@ -103,9 +144,11 @@ class Constraints:
         """
         if self._tokenizer is None:
             raise BadRequest(self._unusable)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        constraint = Constraint(matcher)
-        if matcher.is_error() or constraint.allowed(generated) is None:
+        mark, bound = split_mark(grammar)
+        matcher = LLMatcher(self._tokenizer, bound, log_level=0, limits=LIMITS)
+        constraint = Constraint(matcher, mark.encode(), self._tokens)
+        constraint.allowed(generated)
+        if matcher.is_error() or constraint.error:
             raise BadRequest(f"The grammar can't be followed: {error_of(matcher)}")
         return constraint
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from node.text import harmony
+from node.text.grammar import CallForm
 
 START = "normal"
 _PARSER_ERRORS = (TypeError, LookupError, AttributeError, SyntaxError, ArithmeticError, RecursionError, MemoryError)
@@ -38,13 +39,15 @@ class Dialect:
     parser: Callable[[str, Any], Any] | None
     opening: str = ""
     """Header that the model would write before an answer without reasoning; its template does not contain it."""
+    form: CallForm | None = None
+    """Of its calls; None if their arguments are not JSON."""
 
     @classmethod
     def of(cls, wrapper: Any) -> "Dialect":
         """From mlx-lm's tokenizer wrapper, by the rules of its server (`mlx_lm.generate.make_text_state_machine`)."""
         vocabulary = wrapper.get_vocab()
         if all(control in vocabulary for control in harmony.CONTROLS):
-            return cls(harmony.TRANSITIONS, "header", (), (), harmony.parse_tool_call, harmony.OPENING)
+            return cls(harmony.TRANSITIONS, "header", (), (), harmony.parse_tool_call, harmony.OPENING, _HARMONY)
         transitions: dict[str, list[tuple[str, str]]] = {START: []}
         if wrapper.has_thinking:
             transitions[START].append((wrapper.think_start, "reasoning"))
@@ -67,6 +70,7 @@ class Dialect:
             wrapper.think_start_tokens or (),
             wrapper.think_end_tokens or (),
             wrapper.tool_parser if wrapper.has_tool_calling else None,
+            form=_form(wrapper, vocabulary) if wrapper.has_tool_calling else None,
         )
 
     def markers(self, *, tools: bool) -> dict[str, list[tuple[str, str]]]:
@@ -91,6 +95,30 @@ class Dialect:
             return [_call(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
         except _PARSER_ERRORS as error:
             raise ValueError(f"no call: {error}") from error
+
+
+_HARMONY = CallForm("<|channel|>commentary to=functions.", joint=" <|constrain|>json<|message|>")
+_HEADED = CallForm("[TOOL_CALLS]", joint="[ARGS]", again="[TOOL_CALLS]")
+_FORMS = {
+    "json_tools": CallForm(
+        "<tool_call>", '\n{"name": "', '", "arguments": ', "}\n</tool_call>", '<tool_call>\n{"name": "'
+    ),
+    "mistral": CallForm("[TOOL_CALLS]", '[{"name": "', '", "arguments": ', "}", ', {"name": "', "]"),
+    "kimi_k2": CallForm(
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>functions.",
+        ":0<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_call_begin|>functions.",
+        "<|tool_calls_section_end|>",
+    ),
+}
+"""By the names of mlx-lm's parsers."""
+
+
+def _form(wrapper: Any, vocabulary: Mapping[str, int]) -> CallForm | None:
+    kind = wrapper.tool_parser.__module__.rpartition(".")[2]
+    return _HEADED if kind == "mistral" and "[ARGS]" in vocabulary else _FORMS.get(kind)
 
 
 def _call(parsed: Any) -> Call:

@@ -40,6 +40,21 @@ class Function:
     """Whether to refuse a schema with unsupported keywords, instead of ignoring them."""
 
 
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a model family writes calls with JSON arguments: after `mark`, `head NAME joint ARGUMENTS tail`, for each
+    further call `again NAME …`, then `end`; without `again`, there is one call only. A dialect has texts, a grammar strings
+    and ids of tokens.
+    """
+
+    mark: str
+    head: Sequence[str | int] = ""
+    joint: Sequence[str | int] = ""
+    tail: Sequence[str | int] = ""
+    again: Sequence[str | int] = ""
+    end: Sequence[str | int] = ""
+
+
 def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
     """Grammar of the JSON texts that the schema accepts. Raises BadRequest, naming `param`."""
     try:
@@ -64,13 +79,59 @@ def calls_grammar(
         f"start: {'calls' if answer is None else 'answer | calls'}",
         f"calls: call{more}",
         f"call: {' | '.join(calls)}",
-        *(
-            f"arguments_{index}: %json {json.dumps(_prepared(function.parameters, strict=function.strict))}"
-            for index, function in enumerate(functions)
-        ),
+        *_arguments(functions),
         *([] if answer is None else [f"answer: %json {json.dumps(_prepared(answer, strict=False))}"]),
     ]
     return _checked(LLMatcher.grammar_from_lark("\n".join(rules)), param)
+
+
+def form_grammar(functions: Sequence[Function], form: CallForm, *, many: bool, param: str) -> str:
+    """Grammar of an answer that is free up to the mark of `form`, and calls from there to its end. Raises BadRequest."""
+    marks: dict[int, str] = {}
+
+    def lark(pieces: Sequence[str | int]) -> str:
+        # A token has a line of its own, so that `spelled` finds it.
+        return " ".join(
+            marks.setdefault(each, f"mark_{len(marks)}") if isinstance(each, int) else json.dumps(each)
+            for each in pieces
+        )
+
+    names = [json.dumps(function.name) for function in functions]
+    calls = [f"{name} {lark(form.joint)} arguments_{index} {lark(form.tail)}" for index, name in enumerate(names)]
+    more = f' ("\\n"? {lark(form.again)} call){{0,{MAX_CALLS - 1}}}' if many and form.again else ""
+    rules = [
+        f"start: {lark(form.head)} call{more} {lark(form.end)}",
+        f"call: {' | '.join(calls)}",
+        *_arguments(functions),
+        *(f"{name}: <[{token}]>" for token, name in marks.items()),
+    ]
+    bound = LLMatcher.grammar_from_lark("\n".join(rules))
+    _checked(spelled(bound), param)
+    return json.dumps({"mark": form.mark, "bound": bound})
+
+
+def split_mark(grammar: str) -> tuple[str, str]:
+    """The mark up to which an answer is free, empty if it is not, and llguidance's grammar of what follows."""
+    if not grammar.startswith('{"mark": '):
+        return "", grammar
+    try:
+        parts = json.loads(grammar)
+        mark, bound = parts["mark"], parts["bound"]
+    except (ValueError, LookupError, RecursionError) as error:
+        raise BadRequest(f"The grammar can't be read: {error}") from error
+    if not isinstance(mark, str) or not isinstance(bound, str) or not mark:
+        raise BadRequest("The grammar can't be read: it has no mark, or nothing after it.")
+    return mark, bound
+
+
+def spelled(grammar: str) -> str:
+    """A grammar that costs the same without the tokens of a model: a line break stands for each of a call's form."""
+    return re.sub(r"^(mark_\d+): <\[\d+\]>$", r'\1: "\\n"', split_mark(grammar)[1], flags=re.MULTILINE)
+
+
+def _arguments(functions: Sequence[Function]) -> Iterable[str]:
+    for index, function in enumerate(functions):
+        yield f"arguments_{index}: %json {json.dumps(_prepared(function.parameters, strict=function.strict))}"
 
 
 def call_head(name: str) -> str:

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from node.core.errors import BadRequest
 from node.core.units import format_bytes
-from node.text.grammar import Function, calls_grammar, json_grammar
+from node.text.grammar import CallForm, Function, calls_grammar, form_grammar, json_grammar, spelled
 from node.text.sandbox_server import Job
 
 LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
@@ -62,14 +62,17 @@ def _make(request: Mapping[str, Any]) -> str:
         return str(request["grammar"])
     if "schema" in request:
         return json_grammar(**request)
-    return calls_grammar(**{**request, "functions": [Function(**each) for each in request["functions"]]})
+    functions = [Function(**each) for each in request["functions"]]
+    if form := request.get("form"):
+        return form_grammar(functions, CallForm(**form), many=request["many"], param=request["param"])
+    return calls_grammar(functions, many=request["many"], param=request["param"], answer=request["answer"])
 
 
 def _try(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
     """Bytes of the grammar. Raises BadRequest if it cannot be compiled and followed within the limits."""
     process = psutil.Process()
     before = process.memory_info().rss
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    matcher = LLMatcher(tokenizer, spelled(grammar), log_level=0, limits=LIMITS)
     choose = random.Random(0)  # noqa: S311 - any fixed path through the grammar
     for _ in range(_STEPS):
         bits = matcher.compute_bitmask()

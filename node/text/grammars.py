@@ -17,7 +17,7 @@ from node.core.lru_cache import LruCache
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.text.constraint import Constraint, Constraints
-from node.text.grammar import EXACT, Function
+from node.text.grammar import EXACT, CallForm, Function
 from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 from node.text.sandboxed_encoder import tokenizer_sandbox
 
@@ -85,10 +85,13 @@ class Grammars:
         param: str,
         client: str,
         answer: Mapping[str, Any] | None = None,
+        form: CallForm | None = None,
     ) -> str:
-        """Grammar of calls, or of an answer instead; see `node.text.grammar.calls_grammar`. Raises as `json` does."""
-        entries = [asdict(function) for function in functions]
-        return await self._make({"functions": entries, "many": many, "param": param, "answer": answer}, client)
+        """Grammar of calls, or of an answer instead; see `node.text.grammar.calls_grammar`. With a `form`, of a text that may
+        end in calls; see `form_grammar`. Raises as `json` does.
+        """
+        request = {"functions": [asdict(each) for each in functions], "many": many, "param": param, "answer": answer}
+        return await self._make({**request, "form": asdict(form)} if form else request, client)
 
     async def _make(self, request: Mapping[str, Any], client: str) -> str:
         check(request, request["param"])

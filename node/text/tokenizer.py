@@ -3,7 +3,8 @@
 import codecs
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from mlx_lm import tokenizer_utils
@@ -12,6 +13,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from node.core.errors import ModelBroken, naming
 from node.text.dialect import Dialect
 from node.text.encoder import Encoder, panics_as_errors
+from node.text.grammar import CallForm
 from node.text.template import ControlString
 from node.text.tokenizer_files import CleanFolder
 from node.text.tokenizer_settings import ends
@@ -79,11 +81,27 @@ class Tokenizer(Encoder):
 
     def symbols(self, text: str) -> list[Symbol]:
         """Split a marker into the symbols of an answer: characters, and ids of control tokens."""
-        controls = {self.token_bytes(token).decode(errors="replace"): token for token in self.control}
-        longest_first = sorted(filter(None, controls), key=len, reverse=True)
+        return [
+            symbol
+            for piece in self._pieces(text, self.control)
+            for symbol in ([piece] if isinstance(piece, int) else piece)
+        ]
+
+    @cached_property
+    def call_form(self) -> CallForm | None:
+        """The form of the family's calls, of strings and ids of tokens; None if their arguments are not JSON."""
+        form = self.dialect.form
+        if form is None:
+            return None
+        parts = (form.head, form.joint, form.tail, form.again, form.end)
+        return CallForm(form.mark, *(self._pieces(str(part), self.markup) for part in parts))
+
+    def _pieces(self, text: str, marks: Iterable[int]) -> list[str | int]:
+        """Split a text into strings and the `marks`, which are ids of tokens."""
+        ids = {self.token_bytes(token).decode(errors="replace"): token for token in marks}
+        longest_first = sorted(filter(None, ids), key=len, reverse=True)
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-        pieces = re.split(f"({pattern})", text)
-        return [symbol for piece in pieces for symbol in ([controls[piece]] if piece in controls else piece)]
+        return [ids.get(piece, piece) for piece in re.split(f"({pattern})", text) if piece]
 
     def token_bytes(self, token: int) -> bytes:
         """Bytes of a token, control tokens included; they may be part of a character."""

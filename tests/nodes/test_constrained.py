@@ -29,6 +29,18 @@ TOOLS: list[Any] = [
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "move", "strict": True, "schema": MOVE}}
 
+FORECAST = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "pattern": "^[A-Z][a-z]{2,9}$"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["celsius", "kelvin"]},
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
+"""The built-in model, left to itself, writes the city alone."""
+
 
 @pytest.fixture
 def client(three: Cluster) -> openai.OpenAI:
@@ -68,6 +80,35 @@ def test_demanded_calls(client: openai.OpenAI, choice: Any) -> None:
     for name, arguments in (call for calls in answers for call in calls):
         check(name, arguments)
     assert len({str(calls) for calls in answers}) > 2
+
+
+def test_calls_of_strict_tools_are_valid_if_they_come(three: Cluster) -> None:
+    node = three.nodes[-1]
+    function: Any = {"name": "get_weather", "description": "Get the weather in a city.", "strict": True}
+    whole = {**function, "parameters": FORECAST}
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+    def ask(seed: int) -> list[tuple[str, Any]]:
+        more: Any = {"model": MODEL, "temperature": 1, "seed": seed}
+        tools = [{"type": "function", "function": whole}]
+        chat = node.post(
+            "/v1/chat/completions", {"messages": messages, "tools": tools, "tool_choice": "auto", **more}
+        ).json
+        called = chat["choices"][0]["message"].get("tool_calls") or []
+        calls = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in called]
+        tools = [{"type": "function", **whole}]
+        output = node.post("/v1/responses", {"input": messages, "tools": tools, "store": False, **more}).json["output"]
+        calls += [(each["name"], json.loads(each["arguments"])) for each in output if each["type"] == "function_call"]
+        tools = [{**function, "input_schema": FORECAST}]
+        message = node.post("/v1/messages", {"messages": messages, "tools": tools, "max_tokens": 200, **more}).json
+        return calls + [(each["name"], each["input"]) for each in message["content"] if each["type"] == "tool_use"]
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, range(12)))
+    assert sum(map(len, answers)) > 12
+    for name, arguments in (call for calls in answers for call in calls):
+        assert name == "get_weather"
+        jsonschema.validate(arguments, FORECAST)
 
 
 def test_formats_beside_free_answers(client: openai.OpenAI, stock: dict[str, str]) -> None:

@@ -38,6 +38,23 @@ GUIDED: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "letters", "schema": LETTERS}},
 }
 """A demanded format holds after a loss, too: its state is computed anew from the tokens."""
+CALL: dict[str, Any] = {
+    "content": "What is the weather in Paris?",
+    "temperature": 1,
+    "seed": 7,
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "get_weather",
+                "description": "Get the weather in a city.",
+                "parameters": {"type": "object", "properties": {"city": LETTERS}, "required": ["city"]},
+                "strict": True,
+            },
+        }
+    ],
+}
+"""So does the grammar of a strict tool, which binds from the mark of a call on."""
 STREAMS: list[dict[str, Any]] = [
     GREEDY,
     *({"content": f"Count from {n} to 60", "max_tokens": 80} for n in range(1, 4)),
@@ -192,6 +209,17 @@ def test_a_node_dies_while_it_loads_what_another_left(home: Home) -> None:
         spare.kill()
 
     through(home, mishap)
+
+
+def test_a_call_of_a_strict_tool_is_valid_after_its_driver_died(home: Home) -> None:
+    driver, _ = home.ring()
+    with ThreadPoolExecutor(1) as threads:
+        called = threads.submit(home.gateway.chat, **CALL)
+        until(lambda: home.gateway.running() or called.done(), "the call begins")
+        driver.kill()
+        (call,) = called.result().json["choices"][0]["message"]["tool_calls"]
+    jsonschema.validate(json.loads(call["function"]["arguments"])["city"], LETTERS)
+    home.ready()
 
 
 def test_what_fits_no_more_is_told(cluster: Cluster) -> None:
