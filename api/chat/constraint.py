@@ -1,23 +1,14 @@
 """Constrains the answers of a chat request to a format or to tool calls, and parses them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
+from api.chat.forms import Format, JsonFormat
 from api.chat.reader import CallReader, FamilyReader, Reader
 from api.chat.tools import ToolUse
 from node.core.errors import BadRequest
 from node.text.grammar import Function, split_mark
 from node.text.grammars import Grammars
 from node.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class JsonFormat:
-    """A `response_format` other than plain text."""
-
-    schema: Mapping[str, Any]
-    strict: bool = False
 
 
 def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequence[int]) -> Reader | None:
@@ -36,15 +27,19 @@ def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequen
     return FamilyReader(tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many)
 
 
-async def make_grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None, client: str) -> str:
-    """Make the grammar of an answer for a client; empty: none is needed. Raises BadRequest for a schema that has no grammar.
+async def make_grammar(grammars: Grammars, use: ToolUse, form: Format | None, client: str) -> str:
+    """Make the grammar of an answer for a client; empty: none is needed. Raises BadRequest for a form that has no grammar.
 
     Required calls take precedence over a required format; if both are possible, the model chooses. Calls that may come
     in a text follow the grammar of `make_optional_grammar`.
     """
     answer = ""
-    if form:
-        answer = await grammars.json(form.schema, strict=form.strict, param="response_format", client=client)
+    if isinstance(form, JsonFormat):
+        answer = await grammars.json(form.schema, strict=form.strict, param=form.param, client=client)
+    elif form:
+        answer = await grammars.text(form.kind, form.text, param=form.param, client=client)
+        if use.tools:
+            raise BadRequest(f"'{form.param}' can't be combined with tools.", param=form.param)
     if use.mode != "required" and not (use.tools and form):
         return answer
     param = "functions" if use.legacy else "tools"
@@ -55,7 +50,7 @@ async def make_grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None
     if _has_no_head(use):
         return arguments
     functions = [function for _, function in use.callable]
-    schema = form.schema if form and use.mode == "auto" else None
+    schema = form.schema if isinstance(form, JsonFormat) and use.mode == "auto" else None
     return await grammars.calls(functions, many=use.many, param=param, client=client, answer=schema)
 
 

@@ -77,13 +77,15 @@ class Prepared:
         """
         model, body, sampling = self.model, self.body, self.sampling
         check_tokens(model, sampling.logit_bias, param="logit_bias")
+        check_tokens(model, body.stop_token_ids, param="stop_token_ids")
+        ends = frozenset() if body.ignore_eos and not self.grammar else model.tokenizer.eos
         request = GenerateRequest(
             id=self.id,
             model=model.id,
             prompt=tuple(prompt),
             max_tokens=self.max_new_tokens(prompt),
             # After a complete grammar only EOS can come, so `ignore_eos` has no effect.
-            stop_tokens=frozenset() if body.ignore_eos and not self.grammar else model.tokenizer.eos,
+            stop_tokens=ends | frozenset(body.stop_token_ids),
             sampling=sampling,
             grammar=self.grammar,
             client=self.client,

@@ -35,8 +35,8 @@ async def encode_chat(
 
     Raises ContextExceeded for a prompt longer than both `most` and the model's context.
     """
-    use, json_format = body.tool_use, body.response_format.json_format if body.response_format else None
-    grammar = await make_grammar(env.gateway.grammars, use, json_format, request[CLIENT])
+    use = body.tool_use
+    grammar = await make_grammar(env.gateway.grammars, use, body.format, request[CLIENT])
     model = await open_model(env, request, body, form)
     encoder, context = model.encoder, max(model.context, most)
     prompt: Sequence[int]

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from api.chat.adapter import Adapter
-from api.chat.constraint import JsonFormat
+from api.chat.forms import Format, JsonFormat
 from api.chat.message import Message, StrictModel
 from api.chat.schema import MAX_INT, GenerationRequest
 from api.chat.tools import NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
@@ -27,6 +27,8 @@ class JsonSchema(StrictModel):
 class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """Of a `json_object`, as llama.cpp and others have it."""
 
     @property
     def json_format(self) -> JsonFormat | None:
@@ -34,7 +36,7 @@ class ResponseFormat(StrictModel):
         if self.type == "text":
             return None
         if self.json_schema is None:
-            return JsonFormat({"type": "object"})
+            return JsonFormat(self.schema_ or {"type": "object"})
         return JsonFormat(self.json_schema.schema_, strict=bool(self.json_schema.strict))
 
     @model_validator(mode="after")
@@ -87,6 +89,11 @@ class ChatRequest(GenerationRequest):
         return {**effort, **self.chat_template_kwargs}
 
     @property
+    def format(self) -> Format | None:
+        """The form that the answer must have."""
+        return self.response_format.json_format if self.response_format else self.peer_format
+
+    @property
     def messages_for_template(self) -> list[dict[str, Any]]:
         """Messages in the form that templates expect; empty if there is an adapter, which replaces the template."""
         return self._for_template
@@ -107,6 +114,9 @@ class ChatRequest(GenerationRequest):
     def _check(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+        if self.response_format and self.peer_format:
+            param = self.peer_format.param
+            raise BadRequest(f"'response_format' and '{param}' can't both say the form of the answer.", param=param)
         for name in NOT_FOR_TEMPLATES.intersection(self.chat_template_kwargs):
             raise BadRequest(
                 f"Invalid 'chat_template_kwargs': '{name}' is no variable of a template.", param="chat_template_kwargs"

@@ -6,13 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from api.chat.forms import JsonFormat, TextFormat, check_off, format_of
 from api.chat.message import StrictModel, join_parts
 from api.http.errors import Unsupported
 from api.http.json_object import Json
-from api.http.limits import MAX_BIASES, MAX_CHOICES, MAX_INPUTS, MAX_STOP_CHARS, MAX_STOPS
+from api.http.limits import MAX_BIASES, MAX_CHOICES, MAX_INPUTS, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS
 from node.core.errors import BadRequest, PippinError
 from node.core.generation import RANGES, Sampling
 from node.core.limits import MAX_NAME_CHARS
@@ -107,8 +116,21 @@ class GenerationRequest(SamplingFields):
     prediction: PredictedContent | None = None
     # Not OpenAI's, but common among local servers.
     ignore_eos: bool = False
+    stop_token_ids: list[int] = Field(default=[], max_length=MAX_STOP_TOKENS, fail_fast=True)
     # Of this server: what counts where neither the request nor the model says it, instead of OpenAI's defaults.
     sampling_defaults: SamplingFields = SamplingFields()
+    peer_format: InstanceOf[JsonFormat] | InstanceOf[TextFormat] | None = None
+    """The form that the answer must have, where another server's name says it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_peer_names(cls, value: Any) -> Any:
+        """What vLLM, llama.cpp and SGLang call by other names."""
+        if not isinstance(value, dict):
+            return value
+        check_off(value)
+        penalty = {"repetition_penalty": value.get("repeat_penalty")} if "repeat_penalty" in value else {}
+        return {**penalty, **value, "peer_format": format_of(value)}
 
     @property
     def include_usage(self) -> bool:

@@ -43,6 +43,7 @@ MAX_PARTS = 1024
 MAX_CALLS = 128
 """Maximum tool calls of a message."""
 MAX_TOOLS = 128
+MAX_STOP_TOKENS = 128
 MAX_STOPS = 4
 MAX_STOP_SEQUENCES = 16
 """Maximum stop strings where the API has no limit of 4: each is compared with every character of the answer."""

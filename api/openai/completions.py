@@ -8,12 +8,15 @@ from typing import ClassVar
 from aiohttp import web
 
 from api.chat.answer import Delta
+from api.chat.constraint import make_grammar
 from api.chat.echo import Echo, prompt_pieces
 from api.chat.env import Env, open_model
 from api.chat.generation import Choice, Prepared, new_id
 from api.chat.logprobs import legacy_logprobs
 from api.chat.prompt import encode_text
 from api.chat.schema import CompletionRequest, parse
+from api.chat.tools import ToolUse
+from api.http.callers import CLIENT
 from api.http.json_object import Json
 from api.http.limits import MAX_ANSWERS
 from api.openai.reply import Collected, Reply
@@ -24,7 +27,8 @@ from node.core.evaluation import EvaluateRequest
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body = await env.bodies.read(request, partial(parse, CompletionRequest))
     model = await open_model(env, request, body)
-    prepared = await Prepared.of(request, model, body, new_id("cmpl"))
+    grammar = await make_grammar(env.gateway.grammars, ToolUse(), body.peer_format, request[CLIENT])
+    prepared = await Prepared.of(request, model, body, new_id("cmpl"), grammar)
     if len(body.prompt) * body.copies > MAX_ANSWERS:
         raise BadRequest(
             f"{len(body.prompt)} prompts with {body.copies} answers each are more than {MAX_ANSWERS}.", param="prompt"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
 
 from node.core.errors import BadRequest
 
@@ -62,6 +63,13 @@ def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
     except ValueError as error:  # integers of more than 64 bits
         raise BadRequest(f"Invalid '{param}': the schema can't be followed: {error}", param=param) from error
     return _checked(grammar, param)
+
+
+def text_grammar(kind: str, text: str, param: str) -> str:
+    """Grammar of what matches a `regex`, or follows a `grammar` in Lark's syntax or GBNF. Raises BadRequest, naming `param`."""
+    is_regex = kind == "regex"
+    grammar = LLMatcher.grammar_from_regex(text) if is_regex else LLMatcher.grammar_from_lark(any_to_lark(text))
+    return _checked(grammar, param, "expression" if is_regex else "grammar")
 
 
 def calls_grammar(
@@ -143,9 +151,9 @@ def _head(name: str) -> Sequence[str]:
     return ("{", '"name"', ": ", json.dumps(name), ", ", '"arguments"', ": ")
 
 
-def _checked(grammar: str, param: str) -> str:
+def _checked(grammar: str, param: str, what: str = "schema") -> str:
     if error := LLMatcher.validate_grammar(grammar):
-        raise BadRequest(f"Invalid '{param}': the schema can't be followed: {error.splitlines()[0][:500]}", param=param)
+        raise BadRequest(f"Invalid '{param}': the {what} can't be followed: {error.splitlines()[0][:500]}", param=param)
     return grammar
 
 

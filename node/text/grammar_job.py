@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from node.core.errors import BadRequest
 from node.core.units import format_bytes
-from node.text.grammar import CallForm, Function, calls_grammar, form_grammar, json_grammar, spelled
+from node.text.grammar import CallForm, Function, calls_grammar, form_grammar, json_grammar, spelled, text_grammar
 from node.text.sandbox_server import Job
 
 LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
@@ -54,7 +54,8 @@ def _answer(tokenizer: LLTokenizer, request: Mapping[str, Any]) -> dict[str, Any
     except BadRequest as error:
         return {"error": error.message, "param": error.param}
     except Exception as error:  # noqa: BLE001 - the root of this process's work
-        return {"error": f"{type(error).__name__}: {error}"[:500], "param": request.get("param")}
+        param = request.get("param")
+        return {"error": f"{_where(param)} can't be followed: {type(error).__name__}: {error}"[:500], "param": param}
 
 
 def _make(request: Mapping[str, Any]) -> str:
@@ -62,6 +63,8 @@ def _make(request: Mapping[str, Any]) -> str:
         return str(request["grammar"])
     if "schema" in request:
         return json_grammar(**request)
+    if "kind" in request:
+        return text_grammar(**request)
     functions = [Function(**each) for each in request["functions"]]
     if form := request.get("form"):
         return form_grammar(functions, CallForm(**form), many=request["many"], param=request["param"])

@@ -77,6 +77,10 @@ class Grammars:
         """Grammar of the JSON texts that the schema accepts. Raises BadRequest, naming `param`; Overloaded, NotReady."""
         return await self._make({"schema": schema, "strict": strict, "param": param}, client)
 
+    async def text(self, kind: str, text: str, *, param: str, client: str) -> str:
+        """Grammar of a text; see `node.text.grammar.text_grammar`. Raises as `json` does."""
+        return await self._make({"kind": kind, "text": text, "param": param}, client)
+
     async def calls(
         self,
         functions: Sequence[Function],
