@@ -10,14 +10,15 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
-    InstanceOf,
+    ModelWrapValidatorHandler,
     PlainValidator,
+    PrivateAttr,
     ValidationError,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from api.chat.forms import JsonFormat, TextFormat, check_off, format_of
+from api.chat.forms import Format, check_off, format_of
 from api.chat.message import StrictModel, join_parts
 from api.http.errors import Unsupported
 from api.http.json_object import Json
@@ -119,18 +120,26 @@ class GenerationRequest(SamplingFields):
     stop_token_ids: list[int] = Field(default=[], max_length=MAX_STOP_TOKENS, fail_fast=True)
     # Of this server: what counts where neither the request nor the model says it, instead of OpenAI's defaults.
     sampling_defaults: SamplingFields = SamplingFields()
-    peer_format: InstanceOf[JsonFormat] | InstanceOf[TextFormat] | None = None
-    """The form that the answer must have, where another server's name says it."""
+    _peer_format: Format | None = PrivateAttr(default=None)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _read_peer_names(cls, value: Any) -> Any:
+    def _with_peer_names(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         """What vLLM, llama.cpp and SGLang call by other names."""
         if not isinstance(value, dict):
-            return value
+            return validate(value)
         check_off(value)
-        penalty = {"repetition_penalty": value.get("repeat_penalty")} if "repeat_penalty" in value else {}
-        return {**penalty, **value, "peer_format": format_of(value)}
+        penalty = {"repetition_penalty": value["repeat_penalty"]} if "repeat_penalty" in value else {}
+        return validate({**penalty, **value}).having(format_of(value))
+
+    def having(self, peer_format: Format | None) -> Self:
+        """With the form that the answer must have, where another server's name says it."""
+        self._peer_format = peer_format
+        return self
+
+    @property
+    def peer_format(self) -> Format | None:
+        return self._peer_format
 
     @property
     def include_usage(self) -> bool:
