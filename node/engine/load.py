@@ -1,4 +1,4 @@
-"""Loads a stage: reads only the weights of its layers, each into memory once.
+"""Loads a stage: reads only the weights of its layers, each into memory once; those that are there it takes.
 
 Loading is divided into pieces, as the node's other rings compute in the same thread.
 """
@@ -6,7 +6,7 @@ Loading is divided into pieces, as the node's other rings compute in the same th
 import json
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from node.engine.ghosts import find_layers
 from node.engine.graph import sources, weights_in
 from node.engine.mtp import Mtp, find_mtp, with_ends
 from node.engine.plan import Plan, make_plan
-from node.engine.stage import Stage
+from node.engine.stage import Stage, Weight
 from node.engine.warm_up import warm_up
 from node.engine.wiring import Wiring
 from node.model.config import read_config
@@ -53,14 +53,15 @@ def load_stage(
     wiring: Wiring | None = None,
     *,
     unproven: bool = False,
+    loaded: Sequence[Stage] = (),
 ) -> Generator[float, None, Stage]:
     """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head. The layer after
     the last one is the MTP layer, of which the stage is a model of its own, see node.engine.mtp.
 
     Only the files with these weights need to be there. `tensors`: all tensors of the model, by name. `kv_bits`: bits of
     a number of the KV, or 0 for the dtype of the activations. `wiring`: of the weights; None: they are not wired.
-    `unproven`: as of `make_plan`. A generator of pieces, for `Compute.run_pieces`: yields the progress from 0 to 1, and returns the stage. Closing it
-    frees all memory.
+    `unproven`: as of `make_plan`. `loaded`: other stages of the same model, whose weights this one shares. A generator of
+    pieces, for `Compute.run_pieces`: yields the progress from 0 to 1, and returns the stage. Closing it frees all memory.
 
     Raises ModelUnsupported for an unsupported model or cut, and ModelBroken, which names the file or tensor, for
     damaged files and for missing or unknown tensors.
@@ -76,34 +77,40 @@ def load_stage(
     scalars: dict[mx.Dtype, mx.array] = {}
     model = _load_lazily(directory, tensors, scalars, mtp, is_mtp=is_mtp)
     own = own_weights(model, plan, start, end)
-    weights, stand_ins = list(own.values()), list(scalars.values())
-    if stand_ins and sources([weights], stand_ins)[0]:
-        lacking = [name for name, weight in own.items() if sources([[weight]], stand_ins)[0]]
+    free_others(model, own)
+    # An MTP layer is a model of its own, with names that are those of other weights in the whole one.
+    weights = {} if is_mtp else _take(model, own, loaded)
+    loaded = ()  # they may be unloaded meanwhile
+    unread = {name: weight for name, weight in own.items() if name not in weights}
+    stand_ins = list(scalars.values())
+    if stand_ins and sources([list(unread.values())], stand_ins)[0]:
+        lacking = [name for name, weight in unread.items() if sources([[weight]], stand_ins)[0]]
         raise ModelBroken(
             f"{directory.name}: the files of layers {start}-{end - 1} are not all here: "
             f"{len(lacking)} of {len(own)} tensors are in others: {_examples(lacking, tensors)}"
         )
-    size = sum(weight.nbytes for weight in weights)
-    free_others(model, own)
     del own
+    layer_of = _layers_of(model)
     yield 0.0
     wired = 0
     try:
-        for share, newly_wired in _read(weights, directory, wiring):
+        for share, group, newly_wired in _read(unread, directory, wiring):
             wired += newly_wired
+            weights |= _held(group, newly_wired, layer_of)
+            del group
             yield share
         try:
             yield from warm_up(model, plan, start, end)
         except (IndexError, KeyError, TypeError, ValueError) as error:  # a RuntimeError may be the device's own
             raise ModelBroken(f"Layers {start}-{end - 1} of {directory.name} cannot be computed: {error!r}") from error
     except BaseException:  # GeneratorExit, too
-        weights.clear()
+        unread.clear()
         for _ in release_memory([model]):
             pass
         if wiring and wired:
             wiring.release(wired)
         raise
-    return Stage(model, plan, start, end, size, wired)
+    return Stage(model, plan, start, end, weights)
 
 
 def _warn_if_unproven(model: str, architecture: str) -> None:
@@ -230,7 +237,7 @@ def _examples(names: Sequence[str], tensors: Mapping[str, TensorHeader]) -> str:
 
 def own_weights(model: Module, plan: Plan, start: int, end: int) -> dict[str, mx.array]:
     """The stage's weights: those of its layers, and those outside of layers that it needs."""
-    layer_of = {id(value): index for index, layer in enumerate(find_layers(model)) for _, value in weights_in(layer)}
+    layer_of = _layers_of(model)
 
     def is_own(name: str, value: mx.array) -> bool:
         layer = layer_of.get(id(value))
@@ -241,6 +248,36 @@ def own_weights(model: Module, plan: Plan, start: int, end: int) -> dict[str, mx
     return {name: value for name, value in weights_in(model) if is_own(name, value)}
 
 
+def _layers_of(model: Module) -> dict[int, int]:
+    """The layer of each weight that is in one, by its id."""
+    return {id(value): index for index, layer in enumerate(find_layers(model)) for _, value in weights_in(layer)}
+
+
+def _take(model: Module, names: Container[str], loaded: Sequence[Stage]) -> dict[str, Weight]:
+    """Give the model those of these weights that another stage has in memory."""
+    taken: dict[str, Weight] = {}
+    for stage in loaded:
+        # One that is being unloaded has lost some already.
+        lent = [
+            (name, value)
+            for name, value in weights_in(stage.model)
+            if name in names and name in stage.weights and name not in taken
+        ]
+        model.update(tree_unflatten(lent), strict=False)
+        taken |= {name: stage.weights[name] for name, _ in lent}
+    return taken
+
+
+def _held(group: Mapping[str, mx.array], wired: int, layer_of: Mapping[int, int]) -> dict[str, Weight]:
+    """What is known of weights that were read together, of which so many bytes are wired."""
+    held, before, total = {}, 0, sum(weight.nbytes for weight in group.values()) or 1
+    for name, weight in group.items():
+        done = before + weight.nbytes
+        held[name] = Weight(weight.nbytes, wired * done // total - wired * before // total, layer_of.get(id(weight)))
+        before = done
+    return held
+
+
 def free_others(model: Module, own: Mapping[str, mx.array]) -> None:
     """Replace all other weights by broadcast zeros, as models read their shapes and dtypes."""
     rest = [(name, weight) for name, weight in weights_in(model) if name not in own]
@@ -248,10 +285,13 @@ def free_others(model: Module, own: Mapping[str, mx.array]) -> None:
     model.update(tree_unflatten(zeros), strict=False)
 
 
-def _read(weights: list[mx.array], directory: Path, wiring: Wiring | None) -> Iterator[tuple[float, int]]:
+def _read(
+    unread: Mapping[str, mx.array], directory: Path, wiring: Wiring | None
+) -> Iterator[tuple[float, dict[str, mx.array], int]]:
     """Read the weights in groups, so that MLX reads several tensors at once, and memory for conversions is freed after
-    each group. Yields, after each, the share that is read, and how many bytes of the group are wired.
+    each group. Yields, after each, the share that is read, the group, and how many bytes of it are wired.
     """
+    names, weights = list(unread), list(unread.values())
     total = sum(weight.nbytes for weight in weights) or 1
     done, read, unwired, size = 0, 0, 0, _MAX_GROUP // 8
     while done < len(weights):
@@ -267,7 +307,7 @@ def _read(weights: list[mx.array], directory: Path, wiring: Wiring | None) -> It
         done, read, unwired = done + len(group), read + nbytes, unwired + (0 if wired else nbytes)
         # A group is a piece of the load, which other rings wait for: a slow disk gets smaller ones.
         size = min(2 * size, _MAX_GROUP) if time.perf_counter() - begun < PIECE_S else max(size // 2, 1)
-        yield min(read / total, 0.99), wired
+        yield min(read / total, 0.99), dict(zip(names[done - len(group) : done], group, strict=True)), wired
     if wiring and unwired:
         left = format_bytes(unwired)
         log.warning("%s of the weights of %s are not wired, as there was KV (--wire)", left, directory.name)

@@ -89,7 +89,7 @@ def _differences(config: Mapping[str, Any]) -> list[str]:
         """With weights of its own, and zeros in place of all others."""
         model = _random(config)
         free_others(model, own_weights(model, plan, start, end))
-        return Stage(model, plan, start, end, 0)
+        return Stage(model, plan, start, end)
 
     pairs = list(combinations(plan.cuts, 2))
     found = []

@@ -77,7 +77,7 @@ def _parts(stage: Stage, kinds: Sequence[tuple[int, int]], contexts: Sequence[in
         yield _Head(stage, dtype)
     for context, (start, end) in product(contexts, kinds):
         for batched in (False, True) if plan.batchable else (False,):
-            yield _Layers(Stage(stage.model, plan, start, end, 0), dtype, context, batched=batched)
+            yield _Layers(Stage(stage.model, plan, start, end), dtype, context, batched=batched)
 
 
 def _of_each_kind(stage: Stage) -> list[tuple[int, int]]:

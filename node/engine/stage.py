@@ -1,8 +1,10 @@
 """A stage: the layers of a model on one node, and their steps. Runs in the compute thread."""
 
 import copy
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -28,21 +30,32 @@ and would empty MLX's free buffers with each guess.
 """
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A weight in memory, which several stages may have: each has this object, so that it is counted once."""
+
+    nbytes: int
+    wired: int = 0
+    """Bytes of them that are wired."""
+    layer: int | None = None
+    """The layer that it is of; None for one outside of layers."""
+
+
 class Stage:
     """The layers [start, end) of a model. The driver's stage, with start 0, also has embedding, final norm and head.
 
-    `model`, `plan`, `start`, `end`, `weight_bytes` and `wired_bytes`, of these, are constant. `lanes`: its caches.
-    `leftover`: those of ended rings.
+    `model`, `plan`, `start`, `end`, `weights`, by their paths in the model, and `weight_bytes` are constant. `lanes`: its
+    caches. `leftover`: those of ended rings.
     """
 
     def __init__(
-        self, model: Module, plan: Plan, start: int, end: int, weight_bytes: int, wired_bytes: int = 0
+        self, model: Module, plan: Plan, start: int, end: int, weights: Mapping[str, Weight] = MappingProxyType({})
     ) -> None:
         self.plan = plan
         self.start = start
         self.end = end
-        self.weight_bytes = weight_bytes
-        self.wired_bytes = wired_bytes
+        self.weights = weights
+        self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         self.model = model
         layers = list(find_layers(model))
         self._body = PartialModel(model, layers, start, end, plan.patterns, plan.carried)

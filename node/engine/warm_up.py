@@ -23,10 +23,10 @@ def warm_up(model: Module, plan: Plan, start: int, end: int) -> Iterator[float]:
     cuts = [start, *(cut for cut in plan.cuts if start < cut < end), end]
     sent = _dtypes_sent(model, plan)
     for first, last in pairwise(cuts):
-        _warm_up_layer(Stage(model, plan, first, last, 0), sent[first])
+        _warm_up_layer(Stage(model, plan, first, last), sent[first])
         yield 0.99
     if start == 0:
-        tail = Stage(model, plan, 0, cuts[1], 0)
+        tail = Stage(model, plan, 0, cuts[1])
         for rows in (1, 2):
             logits = tail.finish(_zeros(plan.shapes_at(plan.layers, rows, 1), sent[plan.layers]))
             for sampling in _SAMPLINGS:

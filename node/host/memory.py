@@ -20,6 +20,9 @@ RAM_SHARE = 0.7
 the file cache, through which weights are read; a machine that swaps is slower than one with fewer layers.
 """
 
+SPARE_SHARE = 0.05
+"""Share of the RAM that is to be available before a node keeps layers which no ring uses."""
+
 STRANDED = 2**30
 """Bytes of wired memory without a known owner from which it is told."""
 _SYSTEM_WIRED = 2 * 2**30
@@ -98,6 +101,11 @@ def total() -> int:
 def available() -> int:
     """Bytes that are free, or will be as soon as the system drops its caches."""
     return int(psutil.virtual_memory().available)
+
+
+def shortage() -> int:
+    """Bytes that this machine lacks for SPARE_SHARE; 0 if it lacks none."""
+    return max(0, int(total() * SPARE_SHARE) - available())
 
 
 def usable(device_memory: int | None, asked: int | None) -> int:

@@ -1,8 +1,8 @@
 """Makes this node follow the placement: it loads and unloads stages, and runs a driver or a worker for each ring.
 
 A ring has one life: when it loses a link or a step, each of its nodes reports that it ended, and the head places its
-successor. Weights without a ring, and the KV that a ring left, stay in memory until the placement needs that memory. So
-a successor loads nothing, and computes only the KV that some stage lost.
+successor. Weights without a ring, and the KV that a ring left, stay in memory for some minutes, unless the placement or the
+machine needs that memory. So a successor loads nothing, and computes only the KV that some stage lost.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from node.core.warning_codes import Code
 from node.engine.compute import Compute
 from node.engine.device import MIN_CHUNK
 from node.engine.runner import Runner
-from node.host.memory import stranded
+from node.host.memory import shortage, stranded
 from node.placement.footprint import stage_bytes
 from node.ring import requests
 from node.ring.driver import Driver
@@ -55,6 +55,8 @@ MEASURE_S = 10.0
 """Time after which a node measures again how quickly it computes what it has loaded: other loads have ended by then. Twice as long
 each further time, until two measurements agree.
 """
+IDLE_LOOK_S = 10.0
+"""Interval at which a node looks whether it should still keep layers that no ring uses."""
 FRAMES_WAIT_S = 2.0
 """How long frames wait for their ring to begin here: the stage before may hear of it earlier than this node."""
 
@@ -134,6 +136,10 @@ class Rings:
         """Bytes of weights and KV."""
         return self._shards.weight_bytes + self.kv_bytes()
 
+    def memory_kept(self) -> int:
+        """Bytes of those that no ring needs."""
+        return self._shards.kept_bytes(_needed(self._parts.values()))
+
     def kv_bytes(self) -> int:
         return self._shards.leftover_bytes + sum(
             part.role.kv_bytes for part in (*self._parts.values(), *self._leaving) if part.role
@@ -199,7 +205,10 @@ class Rings:
             self._group.create_task(self._end_after_failures(), name="failures of the device")
             while True:
                 if self._agent.placement is followed and self._agent.draining == draining and not self._released:
-                    await self._agent.adopted.wait()
+                    look_s = in_step(IDLE_LOOK_S) if self.idle() else None
+                    if followed and not await self._agent.adopted.wait(look_s):
+                        await self._unload(followed, _needed(self._parts.values()))
+                        continue
                 followed, draining = self._agent.placement, self._agent.draining
                 await self._follow(followed, draining=draining)
 
@@ -225,13 +234,7 @@ class Rings:
         self._leaving = []
         # A load that was cancelled or failed leaves memory to free, too.
         unfinished = any(part.report.state not in (StageState.READY, StageState.ENDED) for part in gone)
-        specs, usable = {spec.id: spec for spec in placement.specs}, self._usable
-        # The placement counts so many bytes for this node's stages; all of them while a model's spec is not known.
-        counted = sum(
-            stage_bytes(specs[ring.model], ring, at) if ring.model in specs else usable for ring, at in stages
-        )
-        released, self._released = self._released, set()
-        await self._shards.unload(needed, 0 if draining else max(0, usable - counted), released, collect=unfinished)
+        await self._unload(placement, needed, draining=draining, collect=unfinished)
         self._parts = wanted
         for part in wanted.values():
             if part.report.loads:
@@ -240,6 +243,19 @@ class Rings:
                     self._guessed_for[part.ring.model] = part.draft.model
                     self._begin_load(part.draft, ends=part.draft.start == 0)
         self._agent.touch()
+
+    async def _unload(
+        self, placement: Placement, needed: set[Shard], *, draining: bool = False, collect: bool = False
+    ) -> None:
+        """Unload idle weights that are released, are idle for long, or whose memory the placement or the machine needs."""
+        specs, spare = {spec.id: spec for spec in placement.specs}, 0 if draining else self._usable
+        for ring in placement.rings:
+            for stage in ring.stages:
+                if stage.node == self._me:  # all of the memory while a model's spec is not known
+                    spare -= stage_bytes(specs[ring.model], ring, stage) if ring.model in specs else self._usable
+        spare = min(spare, self._shards.kept_bytes(needed) - shortage())
+        released, self._released = self._released, set()
+        await self._shards.unload(needed, max(0, spare), released, collect=collect)
 
     def _join(self, ring: Ring, stage: StageSpec) -> RingPart:
         report = StageReport(ring.id, Shard(ring.version, stage.start, stage.end), StageState.FETCHING)

@@ -1,7 +1,9 @@
-"""The layers that this node has in memory. Idle ones stay until their memory is needed, for the next ring."""
+"""The layers that this node has in memory, each once. Idle ones stay for the next ring: some minutes, unless their memory is
+needed.
+"""
 
 import logging
-from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Container, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +21,14 @@ from node.engine.compute import Compute
 from node.engine.device import release_memory
 from node.engine.load import load_stage
 from node.engine.speed import Measured, measure
-from node.engine.stage import Stage
+from node.engine.stage import Stage, Weight
 from node.model.weights import Weights
 from node.ring.speeds import Speeds
 
 log = logging.getLogger(__name__)
+
+IDLE_S = 300.0
+"""How long layers stay that no ring uses: a node that was away for a while finds them again."""
 
 Shape = tuple[str, tuple[StageSpec, ...], int, int]
 
@@ -46,6 +51,9 @@ class LoadedShard:
     """Of the ring that left the KV."""
     chunk: int = 0
     """At a driver: most tokens of a prompt in one step, since larger ones took the device too long; 0 before."""
+
+    idle_since: float | None = None
+    """When it was first seen that no ring uses it."""
 
     @property
     def is_mtp(self) -> bool:
@@ -77,6 +85,10 @@ class LoadedShards:
         self._marked = marked
         self._loaded: dict[Shard, LoadedShard] = {}
         """Idle ones first, from the least recently used one."""
+        self._taken: dict[Shard, set[Weight]] = {}
+        """Weights of others that a shard which is being loaded may share."""
+        self._wired: set[Weight] = set()
+        """All that are wired, and some that are not there any more."""
         self.speeds = Speeds()
 
     def get(self, shard: Shard) -> LoadedShard | None:
@@ -84,7 +96,7 @@ class LoadedShards:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(loaded.stage.weight_bytes for loaded in self._loaded.values())
+        return sum(weight.nbytes for weight in self._weights(self._loaded))
 
     @property
     def leftover_bytes(self) -> int:
@@ -94,6 +106,32 @@ class LoadedShards:
     def idle(self, used: Container[Shard]) -> tuple[Shard, ...]:
         """The loaded shards that are not `used`."""
         return tuple(shard for shard in self._loaded if shard not in used)
+
+    def kept_bytes(self, used: Collection[Shard]) -> int:
+        """Weights and KV of idle shards, without the weights that `used` ones have, too, or will take when they are loaded."""
+        idle = self.idle(used)
+        kept = self._weights(idle) - self._weights(shard for shard in used if shard in self._loaded)
+        coming = [shard for shard in used if shard not in self._loaded]
+        taken = {weight for shard in coming for lender in idle for weight in self._lent(lender, shard)}
+        leftover = sum(self._loaded[shard].stage.leftover.nbytes for shard in idle)
+        return sum(weight.nbytes for weight in kept - taken) + leftover
+
+    def _weights(self, shards: Iterable[Shard]) -> set[Weight]:
+        found = {weight for shard in shards for weight in self._loaded[shard].stage.weights.values()}
+        return found.union(*self._taken.values())
+
+    def _lent(self, lender: Shard, shard: Shard) -> set[Weight]:
+        """The weights that a shard shares with one that is in memory."""
+        if not self._may_lend(lender, shard):
+            return set()
+        return {
+            weight
+            for weight in self._loaded[lender].stage.weights.values()
+            if (shard.start == 0 if weight.layer is None else shard.start <= weight.layer < shard.end)
+        }
+
+    def _may_lend(self, lender: Shard, shard: Shard) -> bool:
+        return lender.version.files == shard.version.files and not self._loaded[lender].is_mtp
 
     async def load(self, shard: Shard, ends: bool, progress: Progress) -> bool:
         """Fetch and load a shard, and measure its speed. If the device fails, maybe at the work of a ring, it is loaded once
@@ -115,11 +153,25 @@ class LoadedShards:
         progress(StageState.LOADING, 0.0)
         compute, kv_bits = self._compute, shard.version.kv_bits
         args = directory, shard.start, shard.end, weights.tensors, kv_bits, compute.wiring
-        pieces = load_stage(*args, unproven=compute.unproven)
+        lenders = [lender for lender in self._loaded if self._may_lend(lender, shard)]
+        stages = [self._loaded[lender].stage for lender in lenders]
+        pieces = load_stage(*args, unproven=compute.unproven, loaded=stages)
+        del stages  # it may be unloaded meanwhile
         with self._marked(shard.version.files):
-            stage = await self._compute.run_pieces(pieces, partial(progress, StageState.LOADING))
-            size = format_bytes(stage.weight_bytes)
-            log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
+            self._taken[shard] = self._weights(lenders)
+            try:
+                stage = await self._compute.run_pieces(pieces, partial(progress, StageState.LOADING))
+            finally:
+                taken = self._taken.pop(shard)
+            self._wired.update(weight for weight in stage.weights.values() if weight.wired)
+            size, shared = (
+                stage.weight_bytes,
+                sum(weight.nbytes for weight in taken.intersection(stage.weights.values())),
+            )
+            was_there = f", of which {format_bytes(shared)} were in memory" if shared else ""
+            log.info(
+                "loaded %s layers %d-%d: %s%s", shard.model, shard.start, shard.end - 1, format_bytes(size), was_there
+            )
             self._loaded[shard] = LoadedShard(stage, directory)
             if self.speeds.is_stale(shard, now()) and not self._loaded[shard].is_mtp:
                 await self.measure(shard)
@@ -161,35 +213,47 @@ class LoadedShards:
         loaded.leftover_tokens, loaded.shape = {}, None
         await self._compute.run(loaded.stage.leftover.clear)
 
-    async def unload(self, used: Container[Shard], spare: int, released: Container[str] = (), *, collect: bool) -> None:
-        """Unload idle shards of `released` models, then others until the rest has at most `spare` bytes: first the KV that
-        rings left, then the least recently used.
+    async def unload(
+        self, used: Collection[Shard], spare: int, released: Container[str] = (), *, collect: bool
+    ) -> None:
+        """Unload idle shards of `released` models and those that were idle for long, then others until the rest has at most
+        `spare` bytes: first the KV that rings left, then the least recently used, at last those that one to come shares.
 
         `collect`: free memory also if nothing is unloaded.
         """
         self._loaded = dict(sorted(self._loaded.items(), key=lambda item: item[0] in used))
         idle = self.idle(used)
+        self._note_idle(used)
         for shard in list(self._loaded):
             leftover = self._loaded[shard].stage.leftover
             # No ring may inherit KV from before a failure of the device.
             if leftover.nbytes and leftover.faults != self._compute.faults.count:
                 await self.clear_leftover(self._loaded[shard])
-        if self._bytes_of(idle) > spare:
+        if self.kept_bytes(used) > spare:
             for shard in idle:
                 await self.clear_leftover(self._loaded[shard])
-        excess = self._bytes_of(idle) - spare
-        models, wired = [], 0
-        for shard in sorted(idle, key=lambda shard: shard.model not in released):  # stable: least recently used first
-            if excess > 0 or shard.model in released:
+        models = []
+        lends = {idler for idler in idle for shard in used if shard not in self._loaded and self._lent(idler, shard)}
+        # A stable order: the least recently used first.
+        for shard in sorted(idle, key=lambda shard: (shard.model not in released, shard in lends)):
+            is_old = shard not in lends and self._is_old(shard)
+            if shard.model in released or is_old or self.kept_bytes(used) > spare:
                 log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
-                excess -= self._loaded[shard].stage.weight_bytes
-                wired += self._loaded[shard].stage.wired_bytes
                 models.append(self._loaded.pop(shard).stage.model)
         if collect or models:
             await self._compute.run_pieces(release_memory(models))
-        if wired and (wiring := self._compute.wiring):
-            await self._compute.run(wiring.release, wired)
+        gone = self._wired - self._weights(self._loaded)
+        self._wired -= gone
+        if gone and (wiring := self._compute.wiring):
+            await self._compute.run(wiring.release, sum(weight.wired for weight in gone))
 
-    def _bytes_of(self, shards: Iterable[Shard]) -> int:
-        stages = [self._loaded[shard].stage for shard in shards]
-        return sum(stage.weight_bytes + stage.leftover.nbytes for stage in stages)
+    def _note_idle(self, used: Container[Shard]) -> None:
+        for shard, loaded in self._loaded.items():
+            if shard in used:
+                loaded.idle_since = None
+            elif loaded.idle_since is None:
+                loaded.idle_since = now()
+
+    def _is_old(self, shard: Shard) -> bool:
+        idle_since = self._loaded[shard].idle_since
+        return idle_since is not None and now() >= idle_since + IDLE_S

@@ -180,9 +180,11 @@ def _shared_stage(directory: Path, start: int, end: int, kv_bits: int) -> Stage:
     return at_a_stretch(pieces(directory, start, end, kv_bits))
 
 
-def pieces(directory: Path, start: int, end: int, kv_bits: int = 0) -> Generator[float, None, Stage]:
+def pieces(
+    directory: Path, start: int, end: int, kv_bits: int = 0, loaded: Sequence[Stage] = ()
+) -> Generator[float, None, Stage]:
     """Return the load of a stage before its first piece."""
-    return load_stage(directory, start, end, Layout(directory).weights.tensors, kv_bits)
+    return load_stage(directory, start, end, Layout(directory).weights.tensors, kv_bits, loaded=loaded)
 
 
 def at_a_stretch(pieces: Generator[float, None, T]) -> T:

@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.engine.device import release_memory
+from node.engine.graph import weights_in
 from node.engine.load import _read, load_stage
 from node.engine.plan import UNFUSED_CHUNK, make_plan
 from node.engine.sampling import begin_draw
@@ -26,6 +27,26 @@ def test_a_stage_holds_its_own_weights_only(tmp_path):
     assert sum(parts) == total
     assert parts[1] == 2 * parts[2]
     assert parts[0] == parts[2] + sum(w.nbytes for name, w in weights.items() if ".layers." not in name)
+
+
+@pytest.mark.parametrize("first", [(0, 2), (2, 4), (0, 4)])
+def test_a_stage_takes_the_weights_that_another_has(tmp_path, first):
+    """They are read once, and stay when the other stage is unloaded. The last layers and the ends are read by nobody else."""
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    before = held_by_mlx()
+    other = load(directory, *first)
+    taken = at_a_stretch(pieces(directory, 0, 4, loaded=[other]))
+    weights = dict(weights_in(taken.model))
+    assert {*other.weights.values()} <= {*taken.weights.values()}
+    assert all(value is weights[name] for name, value in weights_in(other.model) if name in other.weights)
+    assert {weight.layer for weight in taken.weights.values()} == {None, 0, 1, 2, 3}
+    del weights
+    assert held_by_mlx() < before + 1.1 * taken.weight_bytes
+    whole = Whole(directory)
+    at_a_stretch(release_memory([other.model]))
+    del other
+    tokens = prompt(5)
+    assert same(Ring([taken]).step(tokens), whole.step(tokens))
 
 
 def held_by_mlx():
@@ -90,7 +111,7 @@ def test_tensors_are_read_in_groups_which_are_smaller_on_a_slow_disk(monkeypatch
     total = sum(weight.nbytes for weight in weights)
     for speed[0], most in ((1e12, 256 << 20), (400e6, 32 << 20)):
         groups.clear()
-        shares = [share for share, _ in _read(weights, Path("m"), None)]
+        shares = [share for share, *_ in _read(dict(enumerate(weights)), Path("m"), None)]
         assert [size for group in groups for size in group] == [weight.nbytes for weight in weights]
         assert groups[0] == [100 << 20]  # more than the first group may have
         assert max(map(sum, groups[1:])) <= most

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from node.core.warning_codes import Code
 from node.engine.compute import Compute
 from node.engine.faults import Faults
 from node.engine.speed import Measured
+from node.engine.stage import Weight
 from node.ring import lifecycle, limits, loaded_shards, roles
 from node.ring.lifecycle import Rings
 from node.ring.limits import RingOptions
@@ -38,7 +39,7 @@ SECOND = (StageSpec("b", 0, 2), StageSpec("a", 2, 4))
 MB = 2**20
 LAYER = 100 * MB
 SPECS = tuple(
-    ModelSpec(ModelVersion(name), (LAYER,) * 4, 0, (KvCost(0),) * 4, (1, 2, 3), 512) for name in ("m", "other")
+    ModelSpec(ModelVersion(name), (LAYER,) * 4, 0, (KvCost(0),) * 4, (1, 2, 3), 512) for name in ("m", "other", "third")
 )
 RESERVE = 164 * MB
 """Bytes that the placement counts for a stage beside its weights."""
@@ -63,15 +64,13 @@ class FakeStage:
     plan = SimpleNamespace(kv=(), max_chunk=0, max_context=512)
     lanes = SimpleNamespace(clear=lambda: None)
 
-    wired_bytes = 0
-
-    def __init__(self, weights: Weights, weight_bytes: int) -> None:
-        self.weights = self.model = weights
-        self.weight_bytes = weight_bytes
+    def __init__(self, model: Weights, weights: Mapping[str, Weight]) -> None:
+        self.model, self.weights = model, weights
+        self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         self.leftover = FakeLeftover()
 
     def sibling(self) -> "FakeStage":
-        other = FakeStage(self.weights, self.weight_bytes)
+        other = FakeStage(self.model, self.weights)
         other.leftover = self.leftover
         return other
 
@@ -143,6 +142,8 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loads: list[str] = []
+        self.read: list[int] = []
+        """Layers that were in no other stage when they were loaded."""
         self.begun = asyncio.Event()
         self.go_on = asyncio.Event()
         self.loaded: list[weakref.ref[Weights]] = []
@@ -157,6 +158,10 @@ class World:
         """The groups of equal bits that were known at each measurement."""
         monkeypatch.setattr(roles, "Runner", FakeRunner)
         monkeypatch.setattr(loaded_shards, "release_memory", self._release)
+        self.shortage = 0
+        """Bytes that the machine lacks."""
+        monkeypatch.setattr(lifecycle, "shortage", lambda: self.shortage)
+        monkeypatch.setattr(lifecycle, "IDLE_LOOK_S", 0.001)
         self.agent = FakeAgent()
         options = RingOptions(usable=4 * LAYER + RESERVE, max_queue=4, max_batch=4, step_timeout_s=60, guesses=True)
         self.compute = FakeCompute()
@@ -167,8 +172,19 @@ class World:
         return Path(), SimpleNamespace(tensors={})
 
     def _load(
-        self, _directory: Path, start: int, end: int, _tensors: Any, kv_bits: int, _wiring: Any, *, unproven: bool
+        self,
+        _directory: Path,
+        start: int,
+        end: int,
+        _tensors: Any,
+        kv_bits: int,
+        _wiring: Any,
+        *,
+        unproven: bool,
+        loaded: Sequence[FakeStage],
     ) -> Generator[float, None, FakeStage]:
+        held = {name: weight for stage in loaded for name, weight in stage.weights.items()}
+        del loaded
         self.loads.append(f"{start}-{end}" + (f" in {kv_bits} bits" if kv_bits else ""))
         self.begun.set()
         weights = Weights()
@@ -179,7 +195,10 @@ class World:
                 yield 0.5
         finally:
             self.loads.append("closed")
-        return FakeStage(weights, (end - start) * LAYER)
+        shared = {str(layer): held.get(str(layer)) for layer in range(start, end)}
+        read = {name for name, weight in shared.items() if not weight}
+        self.read += [int(name) for name in sorted(read)]
+        return FakeStage(weights, {name: weight or Weight(LAYER, layer=int(name)) for name, weight in shared.items()})
 
     def _measure(self, _stage: FakeStage, groups: Groups) -> Generator[float, None, Measured]:
         yield 0.0
@@ -477,22 +496,93 @@ async def test_a_load_that_fails_again_is_logged_when_its_error_changes(
     assert said == [f"m layers 0-3: The disk is {error}." for error in ("full", "gone", "gone")]
 
 
+CUT = (StageSpec("a", 0, 3), StageSpec("b", 3, 4))
+"""Of the model's stages once b has taken over less of it: what `a` has of FIRST, and a layer more."""
+
+
+async def test_layers_of_several_ranges_are_read_and_counted_once(world: World) -> None:
+    world.go_on.set()
+    for stages in (FIRST, SECOND, CUT, ALONE):
+        world.place(ring(str(stages), stages))
+        await world.ready(str(stages))
+    assert world.read == [0, 1, 2, 3]
+    assert world.rings.memory_used() - world.rings.kv_bytes() == 4 * LAYER
+    assert world.rings.memory_kept() == world.rings.kv_bytes(), "only KV that rings of other stages left"
+
+
+async def test_layers_that_a_larger_range_is_to_take_stay_until_it_has_them(world: World) -> None:
+    """Though the memory of the new one is all that the node has."""
+    world.go_on.set()
+    world.place(ring("one", CUT))
+    await world.ready("one")
+    world.place(ring("two", ALONE))
+    await world.ready("two")
+    assert world.read == [0, 1, 2, 3]
+    assert world.rings.memory_used() == 4 * LAYER
+
+
+async def test_weights_that_a_load_shares_are_counted_also_when_their_lender_has_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.go_on.set()
+    world.place(ring("one", FIRST))
+    await world.ready("one")
+    world.go_on.clear()
+    world.begun.clear()
+    files = Path(), SimpleNamespace(tensors={})
+    monkeypatch.setattr(world.rings._shards, "_fetch", lambda *_: asyncio.sleep(0, files))
+    world.place(ring("two", CUT))
+    await world.begun.wait()
+    await world.rings._shards.unload({Shard(ModelVersion("m"), 0, 3)}, -1, collect=False)
+    assert Shard(ModelVersion("m"), 0, 2) not in world.rings._shards._loaded
+    assert world.rings.memory_used() == 2 * LAYER
+    world.go_on.set()
+    await world.ready("two")
+    assert world.read == [0, 1, 2]
+    assert world.rings.memory_used() == 3 * LAYER
+
+
+async def test_layers_that_no_ring_uses_go_after_some_minutes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.go_on.set()
+    world.place(ring("one", FIRST), ring("other", (StageSpec("a", 0, 1),), model="other"))
+    await world.ready("one", "other")
+    world.place(ring("one", FIRST))
+    await world.ready("one")
+    assert world.rings.memory_kept() >= LAYER
+    monkeypatch.setattr(loaded_shards, "IDLE_S", 0.0)
+    await world.released.wait()
+    assert world.rings.idle() == ()
+    assert world.rings.memory_used() == 2 * LAYER
+
+
+async def test_layers_that_no_ring_uses_go_when_the_machine_is_short_of_memory(world: World) -> None:
+    world.go_on.set()
+    world.place(ring("one", FIRST), ring("other", CUT[:1], model="other"))
+    await world.ready("one", "other")
+    world.place()
+    await world.until()
+    assert len(world.rings.idle()) == 2
+    world.shortage = 2 * LAYER
+    await world.released.wait()
+    world.shortage = 0
+    assert len(world.rings.idle()) == 1, "no more of them than it lacks"
+
+
 @pytest.mark.slow
 async def test_the_least_recently_used_idle_weights_are_unloaded_first(world: World) -> None:
     world.go_on.set()
-    for start in (2, 1, 3):
-        world.place(ring(f"from {start}", (StageSpec("b", 0, start), StageSpec("a", start, 4))))
+    for start, model in ((2, "m"), (1, "other"), (3, "m")):
+        world.place(ring(f"from {start}", (StageSpec("b", 0, start), StageSpec("a", start, 4)), model))
         await world.ready(f"from {start}")
         world.place()
         await world.until()
-    assert world.rings.idle() == (Shard(ModelVersion("m"), 1, 4), Shard(ModelVersion("m"), 3, 4)), (
-        "5 layers and then 6 are too many"
-    )
-    world.place(ring("back", (StageSpec("b", 0, 1), StageSpec("a", 1, 4))))
+    other = Shard(ModelVersion("other"), 1, 4)
+    assert world.rings.idle() == (other, Shard(ModelVersion("m"), 3, 4)), "5 layers are too many"
+    world.place(ring("back", (StageSpec("b", 0, 1), StageSpec("a", 1, 4)), "other"))
     await world.ready("back")
-    world.place(ring("other", (StageSpec("b", 0, 3), StageSpec("a", 3, 4)), model="other"))
-    await world.ready("other")
-    assert world.rings.idle() == (Shard(ModelVersion("m"), 1, 4),)
+    world.place(ring("third", (StageSpec("b", 0, 3), StageSpec("a", 3, 4)), "third"))
+    await world.ready("third")
+    assert world.rings.idle() == (other,)
     assert world.loads.count("1-4") == 1
 
 

@@ -32,6 +32,7 @@ PATCHES = {
     "node.ring.roles.DraftModel": fake_source,
     "node.ring.loaded_shards.load_stage": fake_load,
     "node.ring.loaded_shards.measure": fake_measure,
+    "node.ring.lifecycle.shortage": lambda: 0,
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
     "node.ring.admission.LONG_PREFIX": 20,
     "node.ring.sharing.WORTH_SHARING": 16,

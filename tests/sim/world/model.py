@@ -21,6 +21,7 @@ from node.engine.compute import Compute
 from node.engine.draft import DraftFailed
 from node.engine.sampling import Draw, Sampled
 from node.engine.speed import Measured
+from node.engine.stage import Weight
 from node.engine.verdict import Following, StepFailed, Verdict
 from tests.sim.world.disk import BLOCK, as_keys, as_tensor
 
@@ -135,12 +136,14 @@ class FakeLeftover:
 class FakeStage:
     """A stage. An invalid operation is a violation."""
 
-    def __init__(self, process: Process, start: int, end: int) -> None:
+    def __init__(self, process: Process, start: int, end: int, loaded: Sequence[FakeStage] = ()) -> None:
         self.process = process
         self.start, self.end = start, end
         self.model = None
-        self.wired_bytes = 0
-        self.weight_bytes = sum((DRAFT if end > LAYERS else SPEC).layer_bytes[start:end])
+        sizes = (DRAFT if end > LAYERS else SPEC).layer_bytes
+        held = {name: weight for stage in loaded for name, weight in stage.weights.items()}
+        self.weights = {str(k): held.get(str(k)) or Weight(sizes[k], layer=k) for k in range(start, end)}
+        self.weight_bytes = sum(sizes[start:end])
         self.plan = SimpleNamespace(kv=SPEC.kv, max_chunk=0)
         self.lanes: dict[int, list[Row]] = {}
         self.numbers: dict[int, list[int]] = {}
@@ -555,12 +558,14 @@ def fake_source(stage: FakeStage, vocabulary: int) -> FakeDraft:
     return (FakeMtp if stage.process.world.observes else FakeDraft)(stage, vocabulary)
 
 
-def fake_load(directory: Any, start: int, end: int, *_: Any, unproven: bool) -> Generator[float, None, FakeStage]:
+def fake_load(
+    directory: Any, start: int, end: int, *_: Any, unproven: bool, loaded: Sequence[FakeStage]
+) -> Generator[float, None, FakeStage]:
     """In place of node.engine.load.load_stage; `directory` is the process that loads."""
     yield 0.0
     yield 0.5
     directory.world.loads += 1
-    return FakeStage(directory, start, end)
+    return FakeStage(directory, start, end, loaded)
 
 
 def fake_measure(stage: FakeStage, groups: Any = ()) -> Generator[float, None, Measured]:
