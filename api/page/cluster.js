@@ -200,10 +200,10 @@ function aboutNode({ id, chip, version, last_seen_s: seen, state }, self) {
   return [chip, `Pippin ${version}`, id === self ? "serves this page" : "", since].filter(Boolean).join(" · ");
 }
 
-function layersOf({ layers, idle }, nameModels) {
+function layersOf({ layers, memory }, nameModels) {
   const one = (layer) => (nameModels ? `${span(layer)} of ${layer.model.split("/").at(-1)}` : span(layer));
   const held = layers.length ? `Layers ${layers.map(one).join(", ")}` : "No layers";
-  return idle.length ? `${held}; kept in memory: ${idle.map(one).join(", ")}` : held;
+  return memory.kept ? `${held}; ${bytes(memory.kept)} of others kept` : held;
 }
 
 /** First and last layer, as people count. */

@@ -1,6 +1,7 @@
 """The commands of `cluster`. Each is told once: what it takes, what it asks a node over HTTP, and what it prints."""
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -171,8 +172,13 @@ def status(api: Api, as_json: bool, watched: bool) -> int:
         watch(api, as_json=as_json)
         return 0
     found = api.status()
-    print(json.dumps(found, indent=2) if as_json else render(found))
+    print(json.dumps(found, indent=2) if as_json else render(found, _columns()))
     return 0 if found["state"] in ("ready", "idle") else EXIT_NOT_READY
+
+
+def _columns() -> int | None:
+    """Of the terminal; None for a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = time.sleep) -> None:
@@ -182,7 +188,7 @@ def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = t
         while True:
             try:
                 found = api.status()
-                text = json.dumps(found) if as_json else render(found)
+                text = json.dumps(found) if as_json else render(found, _columns())
             except StatusFailed as error:
                 text = json.dumps({"error": str(error)}) if as_json else without_controls(str(error))
             print(f"{clear}{text}", end="\n" if as_json or clear else "\n\n", flush=True)

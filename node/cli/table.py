@@ -8,13 +8,17 @@ from node.cli.terminal import printable
 from node.core.node_names import shown_names
 from node.core.units import format_bytes, format_duration, format_share
 
+_SPARE = ("BANDWIDTH", "RTT", "LINK TO NEXT")
+"""Columns that a narrow terminal does without, the first one first."""
 
-def render(status: Json) -> str:
+
+def render(status: Json, width: int | None = None) -> str:
+    """`width`: columns of the terminal, which the table of the nodes fits."""
     names = node_names(status["nodes"])
     head = f"head {names.get(status['head'], status['head'])} (term {status['term']})" if status["head"] else "no head"
     summary = _spaced(f"cluster {status['cluster']}", status["state"].upper(), head, status["api"])
     lines = [summary, *(_model(model) for model in status["models"]), ""]
-    lines += _table(status, names)
+    lines += _table(status, names, width)
     text = "\n".join(map(printable, lines))
     return f"{text}\n\n{findings(status['warnings'])}" if status["warnings"] else text
 
@@ -60,8 +64,10 @@ def _guesses(model: Json) -> str:
     return f"{right / made:.0%} of guesses right{drafts}" if made else ""
 
 
-def _table(status: Json, names: dict[str, str]) -> list[str]:
-    """Lines of the node table. A refused node has no values for the columns; its row says why it has not joined."""
+def _table(status: Json, names: dict[str, str], width: int | None) -> list[str]:
+    """Lines of the node table. A refused node has no values for the columns; its row says why it has not joined. In a narrow
+    terminal the columns about links are left out.
+    """
     columns: dict[str, Callable[[Json], str]] = {
         "NODE": lambda node: names[node["id"]] + (" *" if node["id"] == status["head"] else ""),
         "STATE": lambda node: str(node["state"]),
@@ -74,12 +80,17 @@ def _table(status: Json, names: dict[str, str]) -> list[str]:
     }
     refused = [node for node in status["nodes"] if node["state"] == "refused"]
     here = [node for node in status["nodes"] if node not in refused]
-    rows = [[shown(cell, node) for cell in columns.values()] for node in here]
-    strays = [(names[node["id"]], *[""] * (len(columns) - 1)) for node in refused]
-    lines = aligned([list(columns), *rows, *strays])
+    rows = [list(columns), *([shown(cell, node) for cell in columns.values()] for node in here)]
+    rows += ([names[node["id"]], *[""] * (len(columns) - 1)] for node in refused)
+    lines = aligned(rows)
+    while width and max(map(len, lines)) > width and (spare := [name for name in _SPARE if name in rows[0]]):
+        gone = rows[0].index(spare[0])
+        rows = [row[:gone] + row[gone + 1 :] for row in rows]
+        lines = aligned(rows)
     column = lines[0].index("STATE")
     version = here[0].get("version", "") if here else ""
-    return lines[: len(here) + 1] + [f"{names[node['id']]:{column}}{_refusal(node, version)}" for node in refused]
+    lines[len(here) + 1 :] = [f"{names[node['id']]:{column}}{_refusal(node, version)}" for node in refused]
+    return [line if not width or len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
 def _refusal(node: Json, version: str) -> str:
@@ -107,20 +118,23 @@ def node_names(nodes: list[Json]) -> dict[str, str]:
 
 
 def _layers(node: Json, *, name_models: bool) -> str:
-    """First and last layer, both inclusive, as people count. Idle layers are in brackets."""
+    """First and last layer, both inclusive, as people count."""
 
     def span(layer: Json) -> str:
         name = f" {layer['model'].rpartition('/')[2]}" if name_models else ""
         return f"{layer['start']}-{layer['end'] - 1}{name}"
 
-    return ", ".join([*map(span, node["layers"]), *(f"({span(layer)})" for layer in node.get("idle", []))]) or "-"
+    return ", ".join(map(span, node["layers"])) or "-"
 
 
 def _memory(node: Json) -> str:
-    """With layers, what is set aside for them, so that the rest is what errors call free; else what is in memory."""
+    """With layers, what is set aside for them, so that the rest is what errors call free; else what is in memory. And what is
+    kept of layers that no ring needs.
+    """
     memory = node["memory"]
     if memory["kv"]:
-        return "{} + {} KV of {}".format(*(format_bytes(memory[name]) for name in ("weights", "kv", "usable")))
+        kept = f", +{format_bytes(memory['kept'])} kept" if memory.get("kept") else ""
+        return "{} + {} KV of {}".format(*(format_bytes(memory[name]) for name in ("weights", "kv", "usable"))) + kept
     return format_share(memory["used"], memory["usable"]) if memory["usable"] else format_bytes(memory["used"])
 
 

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. `usable`: what the node may use for models, in total. `used`: what its stages use of it."""
+    """Bytes. `usable`: what the node may use for models, in total. `used`: what its stages use of it, and `kept` of that what no
+    ring needs.
+    """
 
     total: int
     usable: int
     used: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)

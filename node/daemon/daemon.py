@@ -180,11 +180,11 @@ class Daemon:
     # --- what it says of itself ---------------------------------------------------------------------------------------
 
     def _report(self) -> NodeReport:
-        name, faults = self._options.name, self._compute.faults
+        name, faults, rings = self._options.name, self._compute.faults, self._serving.rings
         failed = (gpu_failed(name, faults.count, faults.last.message),) if faults.last else ()
         return NodeReport(
             info=self._agent.info,
-            memory=replace(self._facts.memory, used=self._serving.rings.memory_used()),
+            memory=replace(self._facts.memory, used=rings.memory_used(), kept=rings.memory_kept()),
             stages=self._serving.rings.reports(),
             idle=self._serving.rings.idle(),
             traffic=self._serving.rings.traffic(),

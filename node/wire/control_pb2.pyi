@@ -197,14 +197,16 @@ class ModelSpec(_message.Message):
     def __init__(self, model: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ..., revision: _Optional[str] = ..., score_bytes: _Optional[int] = ..., kv_bits: _Optional[int] = ..., draft: _Optional[_Union[ModelSpec, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., mtp: _Optional[_Union[ModelSpec, _Mapping]] = ...) -> None: ...
 
 class Memory(_message.Message):
-    __slots__ = ("total", "usable", "used")
+    __slots__ = ("total", "usable", "used", "kept")
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     USABLE_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     total: int
     usable: int
     used: int
-    def __init__(self, total: _Optional[int] = ..., usable: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
+    kept: int
+    def __init__(self, total: _Optional[int] = ..., usable: _Optional[int] = ..., used: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
     __slots__ = ("id", "incarnation", "name", "cluster", "version", "protocol", "addresses", "grpc_port", "api_port", "chip", "started_at", "system", "libraries")

@@ -77,9 +77,20 @@ def test_layers_name_their_model_when_there_are_several(status):
     assert "0-21 Qwen3-32B-4bit, 0-3 other" in render(status)
 
 
-def test_idle_layers_are_in_brackets(status):
-    status["nodes"][0] |= {"layers": [], "idle": [{"model": "org/other", "start": 0, "end": 4}]}
-    assert "mini-1    ready    (0-3) " in render(status)
+def test_layers_that_are_kept_are_one_number_however_many_ranges_they_are_in(status):
+    status["nodes"][0]["idle"] = [{"model": "org/other", "start": start, "end": 9} for start in range(7)]
+    status["nodes"][0]["memory"]["kept"] = 1181116006
+    row = render(status).splitlines()[4]
+    assert row.startswith("mini-1    ready    0-21    5.7 GB + 6.0 GB KV of 16.0 GB, +1.1 GB kept  mini-2 ")
+
+
+@pytest.mark.parametrize(
+    ("width", "last"), [(200, "BANDWIDTH SEEN"), (115, "RTT SEEN"), (104, "NEXT SEEN"), (80, "MEMORY SEEN"), (40, "")]
+)
+def test_the_table_fits_the_terminal(status, width, last):
+    table = render(status, width).splitlines()[3:8]
+    assert max(map(len, table)) <= width
+    assert " ".join(table[0].split()).endswith(last)
 
 
 def test_nodes_of_one_name_show_their_ids(status):
