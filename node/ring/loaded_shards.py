@@ -109,7 +109,8 @@ class LoadedShards:
 
     def kept_bytes(self, used: Collection[Shard]) -> int:
         """Weights and KV of idle shards, without the weights that `used` ones have, too, or will take when they are loaded."""
-        idle = self.idle(used)
+        if not (idle := self.idle(used)):
+            return 0
         kept = self._weights(idle) - self._weights(shard for shard in used if shard in self._loaded)
         coming = [shard for shard in used if shard not in self._loaded]
         taken = {weight for shard in coming for lender in idle for weight in self._lent(lender, shard)}
@@ -164,14 +165,10 @@ class LoadedShards:
             finally:
                 taken = self._taken.pop(shard)
             self._wired.update(weight for weight in stage.weights.values() if weight.wired)
-            size, shared = (
-                stage.weight_bytes,
-                sum(weight.nbytes for weight in taken.intersection(stage.weights.values())),
-            )
-            was_there = f", of which {format_bytes(shared)} were in memory" if shared else ""
-            log.info(
-                "loaded %s layers %d-%d: %s%s", shard.model, shard.start, shard.end - 1, format_bytes(size), was_there
-            )
+            size = format_bytes(stage.weight_bytes)
+            shared = sum(weight.nbytes for weight in taken.intersection(stage.weights.values()))
+            size += f", of which {format_bytes(shared)} were in memory" if shared else ""
+            log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
             self._loaded[shard] = LoadedShard(stage, directory)
             if self.speeds.is_stale(shard, now()) and not self._loaded[shard].is_mtp:
                 await self.measure(shard)
