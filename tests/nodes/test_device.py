@@ -24,7 +24,7 @@ GREEDY: dict[str, Any] = {"content": "Count from 1 to 100", "max_tokens": 300}
 SEEDED: dict[str, Any] = {"content": "Tell me a story.", "max_tokens": 200, "temperature": 1, "seed": 5}
 STORY: dict[str, Any] = {"content": "Tell me a story.", "max_tokens": 200}
 LONG: dict[str, Any] = {"content": " ".join(map(str, range(1, 330))), "max_tokens": 30}
-"""More than a thousand tokens."""
+"""Two chunks of tokens."""
 CHUNK = 512
 KEPT = 40
 """Tokens whose KV the next ring would take over, if it were not void."""
@@ -149,9 +149,9 @@ def test_a_device_that_fails_once(cluster: Cluster, fallible: Fallible, stock: d
 def test_work_that_takes_the_device_too_long_is_halved(cluster: Cluster, fallible: Fallible) -> None:
     node = fallible.launch("n1", "--no-guesses", chunk=CHUNK).started()  # an MTP layer has prompts, too
     cluster.ready(node)
-    before = node.chat("Hello", max_tokens=2)
+    before = node.chat("Hello, how are you, and what is the capital of France?", max_tokens=2)
     assert before.status == 200
-    fallible.fail(node, TIMEOUT, once=True, chunks=3)  # of "Hello", and two of the prompt
+    fallible.fail(node, TIMEOUT, once=True, chunks=2)  # the first of two of the long prompt
     found = node.streamed(**LONG)
     assert f"in chunks of {CHUNK // 2} tokens" in node.written
     node.end()
