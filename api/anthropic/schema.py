@@ -7,7 +7,7 @@ from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.anthropic.content import chat_messages, system_text
-from api.chat.message import Name, WithoutNulls
+from api.chat.message import Name, Whole, WithoutNulls
 from api.chat.request import Effort
 from api.chat.schema import MAX_INT, ModelName
 from api.http.errors import Unsupported
@@ -69,7 +69,7 @@ class ToolChoice(WithoutNulls):
 
 class ThinkingConfig(WithoutNulls):
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
-    budget_tokens: int | None = Field(default=None, ge=MIN_BUDGET, le=MAX_INT)
+    budget_tokens: Whole | None = Field(default=None, ge=MIN_BUDGET, le=MAX_INT)
     display: Literal["summarized", "omitted"] = "summarized"
 
     @model_validator(mode="after")
@@ -144,7 +144,7 @@ class PromptRequest(WithoutNulls):
 
 
 class MessagesRequest(PromptRequest):
-    max_tokens: int = Field(ge=0, le=MAX_INT)
+    max_tokens: Whole = Field(ge=0, le=MAX_INT)
     """0 only computes the prompt, so that later requests can use it."""
     stop_sequences: list[Annotated[str, Field(max_length=MAX_STOP_CHARS)]] = Field(
         default=[], max_length=MAX_STOP_SEQUENCES, fail_fast=True

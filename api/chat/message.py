@@ -60,6 +60,14 @@ def _part_text(index: int, part: Any) -> str:
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""Some clients write whole numbers like 40.0, which other servers take."""
+
+
 class StrictModel(BaseModel):
     """Converts no types: a number is not a string."""
 

@@ -6,8 +6,8 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from api.chat.adapter import Adapter
 from api.chat.forms import Format, JsonFormat
-from api.chat.message import Message, StrictModel
-from api.chat.schema import MAX_INT, GenerationRequest
+from api.chat.message import Message, StrictModel, Whole
+from api.chat.schema import MAX_INT, GenerationRequest, MaxTokens
 from api.chat.tools import NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
 from api.http.errors import Unsupported
 from api.http.json_object import Counts
@@ -59,10 +59,10 @@ NOT_FOR_TEMPLATES = frozenset(
 
 class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    max_tokens: MaxTokens = Field(default=None, ge=1, le=MAX_INT)
+    max_completion_tokens: MaxTokens = Field(default=None, ge=1, le=MAX_INT)
     logprobs: bool = False
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: ToolChoice | None = None

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from api.chat.forms import Format, check_off, format_of
-from api.chat.message import StrictModel, join_parts
+from api.chat.message import StrictModel, Whole, join_parts
 from api.http.errors import Unsupported
 from api.http.json_object import Json
 from api.http.limits import MAX_BIASES, MAX_CHOICES, MAX_INPUTS, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS
@@ -63,6 +63,10 @@ def _within(name: str) -> Any:
     return Field(default=None, ge=low, le=high)
 
 
+MaxTokens = Annotated[Whole | None, BeforeValidator(lambda value: None if value == -1 else value)]
+"""-1 is "no limit" to the clients of llama.cpp and Ollama."""
+
+
 class StreamOptions(StrictModel):
     include_usage: bool | None = None
 
@@ -91,7 +95,7 @@ class SamplingFields(StrictModel):
     temperature: float | None = _within("temperature")
     top_p: float | None = _within("top_p")
     # Not OpenAI's, but common among local servers.
-    top_k: int | None = _within("top_k")
+    top_k: Whole | None = _within("top_k")
     min_p: float | None = _within("min_p")
     repetition_penalty: float | None = _within("repetition_penalty")
 
@@ -108,16 +112,16 @@ class GenerationRequest(SamplingFields):
     model: ModelName
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    n: Whole = Field(default=1, ge=1, le=MAX_CHOICES)
     stop: Annotated[list[str], BeforeValidator(lambda value: stop_list(value, MAX_STOPS))] = Field(default=[])
-    seed: int | None = Field(default=None, ge=-SEEDS, lt=SEEDS)
+    seed: Whole | None = Field(default=None, ge=-SEEDS, lt=SEEDS)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: Annotated[dict[int, float], BeforeValidator(_bias_by_token)] = Field(default={})
     prediction: PredictedContent | None = None
     # Not OpenAI's, but common among local servers.
     ignore_eos: bool = False
-    stop_token_ids: list[int] = Field(default=[], max_length=MAX_STOP_TOKENS, fail_fast=True)
+    stop_token_ids: list[Whole] = Field(default=[], max_length=MAX_STOP_TOKENS, fail_fast=True)
     # Of this server: what counts where neither the request nor the model says it, instead of OpenAI's defaults.
     sampling_defaults: SamplingFields = SamplingFields()
     _peer_format: Format | None = PrivateAttr(default=None)
@@ -197,10 +201,10 @@ def text_list(value: Any, name: str) -> list[str | list[int]]:
 class CompletionRequest(GenerationRequest):
     # A PlainValidator does all checks: pydantic's own validators would collect an error for each wrong element.
     prompt: Annotated[list[str | list[int]], PlainValidator(lambda value: text_list(value, "prompt"))]
-    max_tokens: int | None = Field(default=16, ge=0, le=MAX_INT)
-    logprobs: int | None = Field(default=None, ge=0, le=5)
+    max_tokens: MaxTokens = Field(default=16, ge=0, le=MAX_INT)
+    logprobs: Whole | None = Field(default=None, ge=0, le=5)
     echo: bool = False
-    best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    best_of: Whole | None = Field(default=None, ge=1, le=MAX_CHOICES)
     suffix: str | None = None
 
     @property

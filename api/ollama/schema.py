@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from api.chat.message import StrictModel
+from api.chat.message import StrictModel, Whole
 from api.chat.schema import MAX_INT, ModelName, stop_list
 from api.http.json_object import Json
 from api.http.limits import MAX_INPUTS, MAX_MESSAGES, MAX_STOP_SEQUENCES, MAX_TOOLS
@@ -29,11 +29,6 @@ _DURATION = re.compile(r"([-+]?)((?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|ms|
 _DURATION_PART = re.compile(r"([0-9.]+)([a-zµ]+)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = re.compile(r"[-+]?[0-9]{1,18}")
-
-
-def _whole(value: Any) -> Any:
-    """Ollama takes numbers like 40.0 for whole ones, and some clients write them so."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _seconds(value: Any) -> Any:
@@ -69,9 +64,6 @@ def _texts(value: Any) -> Any:
     if len(texts) > MAX_INPUTS:
         raise PydanticCustomError("input", f"Input should have at most {MAX_INPUTS} texts, not {len(texts)}")
     return texts
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 class ModelOptions(StrictModel):
@@ -134,7 +126,7 @@ class Generation(_Asking):
     format: Annotated[str | Json | None, BeforeValidator(_format)] = None
     think: Annotated[bool | str | None, BeforeValidator(_think)] = None
     logprobs: bool = False
-    top_logprobs: int = Field(default=0, ge=0, le=20)
+    top_logprobs: Whole = Field(default=0, ge=0, le=20)
     truncate: bool = True
 
     @property
@@ -183,7 +175,7 @@ class GenerateBody(Generation):
 class EmbedBody(_Asking):
     input: Annotated[list[str], BeforeValidator(_texts)] = Field(default=[])
     truncate: bool = True
-    dimensions: int = Field(default=0, ge=0, le=MAX_INT)
+    dimensions: Whole = Field(default=0, ge=0, le=MAX_INT)
 
 
 class EmbeddingsBody(_Asking):

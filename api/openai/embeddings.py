@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from api.chat.embedding import embed
 from api.chat.env import Env
-from api.chat.message import StrictModel
+from api.chat.message import StrictModel, Whole
 from api.chat.schema import MAX_INT, ModelName, parse, text_list
 from api.http.callers import CLIENT
 from api.http.errors import Unsupported
@@ -29,7 +29,7 @@ class EmbeddingRequest(StrictModel):
     model: ModelName
     input: Annotated[list[str | list[int]], PlainValidator(_input_list)]
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, ge=1, le=MAX_INT)
+    dimensions: Whole | None = Field(default=None, ge=1, le=MAX_INT)
 
     @model_validator(mode="after")
     def _only_what_is_supported(self) -> Self:

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from api.chat.message import Name, WithoutNulls
+from api.chat.message import Name, Whole, WithoutNulls
 from api.chat.request import Effort
-from api.chat.schema import MAX_INT, ModelName
+from api.chat.schema import MAX_INT, MaxTokens, ModelName
 from api.http.errors import Unsupported
 from api.http.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
 from api.responses.items import Item, items_of
@@ -74,14 +74,14 @@ class ResponseRequest(WithoutNulls):
     store: bool = True
     stream: bool = False
     background: bool = False
-    max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    max_output_tokens: MaxTokens = Field(default=None, ge=1, le=MAX_INT)
     include: list[str] = Field(default=[], max_length=MAX_VARIABLES, fail_fast=True)
-    top_logprobs: int = Field(default=0, ge=0, le=20)
+    top_logprobs: Whole = Field(default=0, ge=0, le=20)
     text: TextConfig = TextConfig()
     tools: list[dict[str, Any]] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    max_tool_calls: int | None = Field(default=None, ge=1, le=MAX_INT)
+    max_tool_calls: Whole | None = Field(default=None, ge=1, le=MAX_INT)
     reasoning: Reasoning = Reasoning()
     metadata: Annotated[dict[str, Name], BeforeValidator(_check_count)] = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"

@@ -207,7 +207,7 @@ async def test_best_of_gives_the_likeliest(server):
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"echo": "yes"}, "echo"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"prediction": "Hello"}, "prediction"),
         ({"prediction": {"type": "poem", "content": "x"}}, "prediction.type"),
         ({"prediction": {"type": "content", "content": None}}, "prediction.content"),

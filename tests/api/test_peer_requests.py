@@ -1,0 +1,53 @@
+"""Requests as clients of llama.cpp, Ollama and vLLM send them to OpenAI's endpoints."""
+
+import pytest
+
+from tests.api.conftest import MODEL
+
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+OF_PATH = {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}
+
+
+async def ask(server, path="/v1/chat/completions", **given):
+    return await server.post(path, {"model": MODEL, **OF_PATH[path], **given})
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+    ],
+)
+async def test_minus_one_is_no_limit(server, path, param):
+    """As clients of llama.cpp and Ollama send it."""
+    assert (await ask(server, path, **{param: -1})).status == 200
+    made = server.backend.requests[-1]
+    assert made.max_tokens == server.backend.model.context - len(made.prompt)
+    found = await ask(server, path, **{param: -2})
+    assert (found.status, found.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("/v1/chat/completions", {"max_tokens": 4.0, "n": 1.0, "seed": 7.0, "top_k": 20.0, "stop_token_ids": [9.0]}),
+        ("/v1/chat/completions", {"max_completion_tokens": 4.0, "logprobs": True, "top_logprobs": 2.0}),
+        ("/v1/completions", {"max_tokens": 4.0, "logprobs": 2.0, "best_of": 1.0, "seed": 7.0}),
+        ("/v1/responses", {"max_output_tokens": 4.0, "top_logprobs": 2.0, "max_tool_calls": 3.0}),
+        ("/v1/messages", {"max_tokens": 4.0, "top_k": 20.0}),
+    ],
+)
+async def test_a_whole_number_may_have_a_point(server, path, given):
+    """As clients write what they computed."""
+    found = await server.post(path, {"model": MODEL, **OF_PATH.get(path, CHAT), **given})
+    assert found.status == 200, found.body
+    assert server.backend.requests[-1].max_tokens == 4
+
+
+@pytest.mark.parametrize("value", [4.5, "4", True])
+async def test_other_values_are_no_whole_numbers(server, value):
+    found = await ask(server, max_tokens=value)
+    assert (found.status, found.error["param"]) == (400, "max_tokens")
