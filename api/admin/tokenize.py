@@ -7,30 +7,22 @@ MAX_COUNTED tokens.
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from aiohttp import web
-from pydantic import PlainValidator
-from pydantic_core import PydanticCustomError
 
 from api.chat.env import Env
 from api.chat.generation import check_tokens
 from api.chat.message import StrictModel
 from api.chat.prompt import encode_chat
 from api.chat.request import ChatRequest
-from api.chat.schema import ModelName, are_tokens, parse
+from api.chat.schema import ModelName, TokenList, parse
 from api.http.callers import CLIENT
 from api.http.limits import MAX_COUNTED
 from node.text.sandboxed_encoder import OpenModel
 
 JSON = "application/json"
 PIECE = 2**16
-
-
-def _token_list(value: Any) -> list[int]:
-    if value != [] and not are_tokens(value):
-        raise PydanticCustomError("tokens", "Input should be a list of token ids")
-    return list(value)
 
 
 class TokenizeRequest(StrictModel):
@@ -58,7 +50,7 @@ class ChatTokenizeRequest(ChatRequest):
 
 class DetokenizeRequest(StrictModel):
     model: ModelName
-    tokens: Annotated[list[int], PlainValidator(_token_list)]
+    tokens: TokenList
 
 
 async def tokenize(env: Env, request: web.Request) -> web.Response:

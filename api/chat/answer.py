@@ -57,7 +57,8 @@ class Answer:
         (an echoed prompt). `reader`: separates reasoning and tool calls from the text, to which stop strings and
         log-probabilities apply.
         """
-        self.completion_tokens = 0
+        self.made: list[int] = []
+        """Ids of its tokens so far."""
         self.reasoning_tokens = 0
         self.logprob = 0.0
         """Sum of the log-probabilities of the tokens; 0 unless the driver was asked for them."""
@@ -77,13 +78,17 @@ class Answer:
         self._logprobs = logprobs
         self._without_logprobs = frozenset[int]() if control_logprobs else tokenizer.control
         self._waiting: deque[TokenText] = deque()
-        self._made = 0
+        self._size = 0
         """Number of characters that the tokens so far stand for."""
         self._offset = offset
 
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.made)
+
     def take(self, event: TokenEvent) -> Delta:
         """Process one token. An incomplete UTF-8 character at the end of the answer is dropped."""
-        self.completion_tokens += 1
+        self.made.append(event.token)
         self.logprob += event.logprob or 0.0
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         self.accepted_prediction_tokens = event.accepted_prediction_tokens
@@ -91,7 +96,7 @@ class Answer:
         if self._reader:
             return self._take_parts(self._reader, event, made)
         if self._logprobs and event.token not in self._without_logprobs:
-            self._waiting.append(TokenText(event, made, self._made))
+            self._waiting.append(TokenText(event, made, self._size))
         return self._take_text(made, event.finish)
 
     def _take_parts(self, reader: Reader, event: TokenEvent, made: str) -> Delta:
@@ -112,7 +117,7 @@ class Answer:
         return replace(delta, finish=finish, reasoning=parts.reasoning, calls=tuple(parts.calls))
 
     def _queue_tokens(self, glyphs: Iterable[Glyph]) -> None:
-        start = self._made
+        start = self._size
         for position, of_token in groupby(glyphs, key=attrgetter("position")):
             text = "".join(str(glyph.symbol) for glyph in of_token)
             before = takewhile(self._silent.__contains__, range(position - 1, -1, -1))
@@ -121,7 +126,7 @@ class Answer:
             start += len(text)
 
     def _take_text(self, made: str, end: Finish | None) -> Delta:
-        self._made += len(made)
+        self._size += len(made)
         text = self._stops.push(made)
         if end:
             text += self._stops.finish()

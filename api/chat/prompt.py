@@ -19,13 +19,22 @@ log = logging.getLogger(__name__)
 
 
 async def prepare(
-    env: Env, request: web.Request, body: ChatRequest, answer_id: str, form: StreamFormat | None = None
+    env: Env,
+    request: web.Request,
+    body: ChatRequest,
+    answer_id: str,
+    form: StreamFormat | None = None,
+    before: Sequence[int] = (),
 ) -> tuple[Prepared, list[Choice]]:
-    """Prepare the choices of a chat request. `form`: of its stream; None for OpenAI's."""
-    model, prompt, grammar = await encode_chat(env, request, body, form=form)
+    """Prepare the choices of a chat request. `form`: of its stream; None for OpenAI's. `before`: tokens that the chat follows,
+    which `/api/generate` calls its context.
+    """
+    model, chat, grammar = await encode_chat(env, request, body, form=form)
+    check_tokens(model, before, param="context")
+    prompt = _after(before, chat, model, body) if before else chat
     prepared = await Prepared.of(request, model, body, answer_id, grammar)
     use = body.tool_use
-    return prepared, prepared.choices(prompt, reader=lambda: make_reader(use, grammar, model.tokenizer, prompt))
+    return prepared, prepared.choices(prompt, reader=lambda: make_reader(use, grammar, model.tokenizer, chat))
 
 
 async def encode_chat(
@@ -57,6 +66,18 @@ async def encode_chat(
     if not prompt:
         raise BadRequest("The model's chat template renders these messages as an empty prompt.", param="messages")
     return model, prompt, grammar
+
+
+def _after(before: Sequence[int], prompt: Sequence[int], model: OpenModel, body: ChatRequest) -> Sequence[int]:
+    """A prompt with tokens before it, and a single BOS. If the chat may be truncated, as many of them as leave room for an answer."""
+    start = [token for token in prompt[:1] if token == model.tokenizer.bos]
+    prompt, before = prompt[len(start) :], before[len(start) if before[:1] == start else 0 :]
+    room = prompt_room(model.context, body.answer_tokens) - len(start) - len(prompt)
+    if body.truncation == "auto" and len(before) > room:
+        said = f"{max(room, 0)} of {len(before)} tokens before it are kept"
+        log.info("a chat with %s is too long for %d tokens: the last %s", body.model, model.context, said)
+        before = before[len(before) - max(room, 0) :]
+    return [*start, *before, *prompt]
 
 
 async def _encode_within(

@@ -75,6 +75,15 @@ def are_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
+def _token_list(value: Any) -> list[int]:
+    if value != [] and not are_tokens(value):
+        raise PydanticCustomError("tokens", "Input should be a list of token ids")
+    return list(value)
+
+
+TokenList = Annotated[list[int], PlainValidator(_token_list)]
+
+
 def _predicted(value: Any) -> str | list[int]:
     content: str | list[int] | None = value if are_tokens(value) else join_parts(value)
     if content is None:

@@ -76,6 +76,8 @@ class OllamaOutput:
     """Its counts of tokens are told at the end; None until the model is ready."""
     tokenizer: Tokenizer | None = None
     top_logprobs: int | None = None
+    tells_context: bool = False
+    """Whether the tokens of prompt and answer are told at the end, with which a client continues the conversation."""
     _call: list[CallDelta] = field(default_factory=list)
     """The increments of the unfinished call: Ollama tells each call as a whole."""
     _whole: Said = field(default_factory=Said)
@@ -122,9 +124,11 @@ class OllamaOutput:
         """Why the answer ended, its numbers of tokens, and the durations in nanoseconds."""
         assert self.choice
         now, first = time.monotonic_ns(), round(self.choice.first_at * 1e9) or self.opened
+        context = [*self.choice.request.prompt, *self.choice.answer.made]
         return {
             "done": True,
             "done_reason": self._reason,
+            **({"context": context} if self.tells_context else {}),
             "total_duration": now - self.begun,
             "load_duration": self.opened - self.begun,
             "prompt_eval_count": len(self.choice.request.prompt),

@@ -22,7 +22,7 @@ from api.ollama.answer import Lines, OllamaOutput, Said
 from api.ollama.messages import for_chat
 from api.ollama.schema import SHARED, ChatBody, GenerateBody, Generation
 from node.core.commands import LoadModel, UnloadModel
-from node.core.errors import ModelNotFound
+from node.core.errors import BadRequest, ModelNotFound
 from node.core.models import Wish
 
 PARAMS = (
@@ -51,7 +51,9 @@ async def generate(
     answer_id = new_id("chat" if chat else "generate")
     with renamed_params(PARAMS if chat else OF_GENERATE):
         if isinstance(asked, ChatRequest):
-            prepared, choices = await prepare(env, request, asked, answer_id, form)
+            before = body.context if isinstance(body, GenerateBody) else ()
+            output.tells_context = not chat
+            prepared, choices = await prepare(env, request, asked, answer_id, form, before)
         else:
             json_format = ResponseFormat.model_validate(body.response_format).json_format
             grammar = await make_grammar(env.gateway.grammars, ToolUse(), json_format, request[CLIENT])
@@ -115,6 +117,8 @@ def _parse_generate(given: Json) -> tuple[GenerateBody, ChatRequest | Completion
     for param in ("suffix", "template"):
         if getattr(body, param):
             raise Unsupported(f"'{param}' is not supported.", param=param)
+    if body.raw and (body.system or body.context):
+        raise BadRequest("raw mode does not support template, system, or context", param="raw")
     if not body.prompt:
         return body, None
     if body.raw:

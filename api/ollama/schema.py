@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from api.chat.message import StrictModel, Whole
-from api.chat.schema import MAX_INT, ModelName, stop_list
+from api.chat.schema import MAX_INT, ModelName, TokenList, stop_list
 from api.http.json_object import Json
 from api.http.limits import MAX_INPUTS, MAX_MESSAGES, MAX_STOP_SEQUENCES, MAX_TOOLS
 from api.ollama.messages import NoImages, OllamaMessage
@@ -169,6 +169,8 @@ class GenerateBody(Generation):
     raw: bool = False
     suffix: str = ""
     template: str = ""
+    context: TokenList = Field(default=[])
+    """Tokens of the conversation before the prompt, from an earlier answer."""
     images: NoImages = None
 
 

@@ -408,7 +408,7 @@ async def test_alternatives_without_log_probabilities_are_ignored(server):
 
 
 async def test_a_raw_prompt_has_no_template(server):
-    await server.ask_ollama("/api/generate", prompt="<|user|>Once", raw=True, system="ignored")
+    await server.ask_ollama("/api/generate", prompt="<|user|>Once", raw=True)
     assert prompt_of(server).endswith("<|user|>Once")
     assert "<|assistant|>" not in prompt_of(server)
 
@@ -467,3 +467,50 @@ async def test_an_unknown_model_is_no_reason_to_wait(server, monkeypatch):
     monkeypatch.setattr(server.backend, "open", missing)
     response = await server.ask_ollama(stream=True)
     assert (response.status, response.json) == (404, {"error": "There is no model 'pippin/demo' here."})
+
+
+# --- the context of /api/generate ---
+
+
+async def test_a_conversation_goes_on_by_its_context(server, ollama_client):
+    """As older clients of Ollama send it: what the last answer ended with."""
+    tokenizer = server.backend.model.tokenizer
+    first = await ollama_client.generate(MODEL, "Hello", system="Be kind.")
+    asked = server.backend.requests[0].prompt
+    assert list(first.context) == [*asked, *tokenizer.encode(TEXT), *tokenizer.eos]
+    *_, last = [part async for part in await ollama_client.generate(MODEL, "Again", context=first.context, stream=True)]
+    second = server.backend.requests[1].prompt
+    assert second[: len(first.context)] == tuple(first.context)
+    assert prompt_of(server).endswith(f"<|assistant|>{TEXT}<|end|><|user|>Again<|end|><|assistant|>")
+    assert second.count(tokenizer.bos) == 1
+    assert tuple(last.context[: len(second)]) == second
+
+
+async def test_of_a_context_that_is_too_long_the_beginning_is_left_out(server):
+    context = [300, 301] * 1500
+    found = await server.ask_ollama("/api/generate", prompt="Hello", context=context)
+    assert found.status == 200
+    whole = server.backend.requests[0].prompt
+    (alone,) = [(await server.ask_ollama("/api/generate", prompt="Hello")).json["prompt_eval_count"]]
+    bos = server.backend.model.tokenizer.bos
+    assert whole[0] == bos
+    kept = whole[1 : len(whole) - alone + 1]
+    assert list(kept) == context[-len(kept) :]
+    assert len(whole) == 2048 - 2048 // 8
+    refused = await server.ask_ollama("/api/generate", prompt="Hello", context=context, truncate=False)
+    assert refused.status == 400
+    assert "maximum context length is 2048 tokens" in refused.json["error"]
+
+
+@pytest.mark.parametrize("context", [["a"], "a", [10**8], [-1]])
+async def test_a_context_of_something_else_is_refused(server, context):
+    found = await server.ask_ollama("/api/generate", prompt="Hello", context=context)
+    assert (found.status, "'context'" in found.json["error"]) == (400, True)
+    assert server.backend.requests == []
+
+
+@pytest.mark.parametrize("given", [{"context": [300]}, {"system": "Be kind."}])
+async def test_a_raw_prompt_has_nothing_before_it(server, given):
+    found = await server.ask_ollama("/api/generate", prompt="Hello", raw=True, **given)
+    assert (found.status, found.json) == (400, {"error": "raw mode does not support template, system, or context"})
+    assert "context" not in (await server.ask_ollama("/api/generate", prompt="Hello", raw=True)).json
