@@ -302,9 +302,9 @@ class Runner:
 
         With `ahead`, so many steps of the lane, this one included: a verdict says whether the next one follows. Each
         begins before the tokens of the one before it are read, as in mlx-lm's generate_step, so that the device does not
-        wait for a graph; one more has begun at the end. None follows after MAX_JOB_S, after a session's end, or once
-        `go_on` says no. The draws are those of the first step at later positions, so they must not need the tokens in
-        between: see Session.tokens_ahead. Requires `Plan.steps_back`. `told`: a verdict has the hidden states.
+        wait for a graph; one more has begun at the end. Its tokens are drawn before that, too, unless grammars or penalties
+        need to know those. None follows after MAX_JOB_S, after a session's end, or once `go_on` says no. Requires
+        `Plan.steps_back`. `told`: a verdict has the hidden states.
         """
         assert frame.lane is not None
         until = time.monotonic() + MAX_JOB_S
@@ -330,11 +330,10 @@ class Runner:
                 drawn = begin_draw(logits, draws, beside)
                 drawn.hidden = hidden if told else ()
             for left in reversed(range(ahead)):
-                draws = [replace(draw, position=draw.position + 1) for draw in draws]
                 hidden = self._stage.run(frame.lane, drawn.tokens, unverified=1, deferred=self._together)
-                following = begin_draw(self._stage.finish(hidden), draws, self._beside(frame.lane))
+                logits = self._stage.finish(hidden)
+                results, draws, following = self._draw_ahead(logits, drawn, draws, self._beside(frame.lane))
                 following.hidden = hidden if told else ()
-                results = self._read(drawn, draws)
                 if not left or _ends(results, draws) or time.monotonic() > until or not go_on():
                     following.after = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
                     self._stage.lanes.lane(frame.lane).ahead = following
@@ -346,6 +345,24 @@ class Runner:
             results = self._read(drawn, draws)
             _look_ahead(results, draws)
             yield Verdict(results, hidden=pack(drawn.hidden))
+
+    def _draw_ahead(
+        self, logits: mx.array, drawn: Drawn, draws: Sequence[Draw], beside: Sequence[mx.array]
+    ) -> tuple[list[Sampled | PippinError], list[Draw], Drawn]:
+        """Read the tokens of a step and draw those of the next one, which has these logits: first, unless they depend on the
+        tokens. Returns what was read, and the next step's draws.
+        """
+        if any(draw.needs_tokens for draw in draws):
+            mx.async_eval(logits, beside)  # type: ignore[no-untyped-call]
+            results = self._read(drawn, draws)
+            following = [draw.next(_token(each)) for draw, each in zip(draws, results, strict=True)]
+            for draw in following:
+                if draw.constraint:
+                    draw.constraint.forced = []  # what it forces next is not looked for
+            return results, following, begin_draw(logits, following)
+        following = [draw.next() for draw in draws]
+        begun = begin_draw(logits, following, beside)
+        return self._read(drawn, draws), following, begun
 
     def _read(
         self, drawn: Drawn, draws: Sequence[Draw], faults: Sequence[NonFiniteRow] = (), first: int = 0

@@ -10,7 +10,7 @@ position) alone, so small differences of the logits between machines change the 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -18,6 +18,9 @@ import numpy as np
 
 from node.core.generation import Sampling
 from node.text.constraint import Constraint
+
+NO_TOKEN = -1
+"""Stands for a token if the logits are not finite."""
 
 
 class History(NamedTuple):
@@ -39,9 +42,19 @@ class Draw:
     constraint: Constraint | None = None
     """The tokens that the session's grammar allows; needs the generated tokens of `history`."""
 
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the tokens before it must be known."""
+        return self.constraint is not None or self.sampling.penalizes
 
-NO_TOKEN = -1
-"""Stands for a token if the logits are not finite."""
+    def next(self, token: int = NO_TOKEN) -> "Draw":
+        """The input for the token after this one, if that is not the last; and if it is known, or needs not be."""
+        if token == NO_TOKEN or self.ends(token) or not self.needs_tokens:
+            return replace(self, position=self.position + 1, constraint=None)
+        history = self.history._replace(generated=[*self.history.generated, token])
+        return replace(self, position=self.position + 1, history=history)
+
+
 MIN_LOGPROB = -9999.0
 """Log-probability of an impossible token, as JSON has no infinity."""
 

@@ -292,7 +292,11 @@ class Scheduler:
         return self._waits(slot) or len(self.filling.next_tokens(session, self._in_flight, session.tokens[-1:])[0]) > 1
 
     def _waits(self, slot: Slot) -> bool:
-        """Whether the next step of a session that has its lane to itself is to wait for a guess."""
+        """Whether a session that has its lane to itself may get guesses only after its next token: what its grammar forces, or
+        one for which the next step is to wait.
+        """
+        if slot.session.is_bound and self.filling.ever_guesses:
+            return True
         return self.leads(slot) and self.filling.awaited_after(slot.session, self._in_flight) is not None
 
     def _steps_ahead(self, lane: Lane) -> int:

@@ -82,11 +82,13 @@ class Session:
 
     @property
     def tokens_ahead(self) -> int:
-        """Maximum number of tokens after the next one that can be drawn before the next one is read: none if a grammar
-        or penalties need the tokens before it.
-        """
-        needs_tokens = self.constraint or self.request.sampling.penalizes
-        return 0 if needs_tokens else self.request.max_tokens - self.generated - 1
+        """Maximum number of tokens after the next one."""
+        return self.request.max_tokens - self.generated - 1
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a grammar may force the token after the next one."""
+        return self.constraint is not None and self.constraint.binds
 
     def next_guesses(self, guessed: Sequence[int], most: int) -> list[int]:
         """Up to `most` tokens that may come after these guesses at the next ones."""

@@ -42,6 +42,11 @@ class Constraint:
         self.forced: list[int] = []
         """The tokens that must come after the last one that was drawn; may be read in any thread."""
 
+    @property
+    def binds(self) -> bool:
+        """Whether the answer is free no longer; may be read in any thread."""
+        return not self._mark
+
     def allowed(self, generated: Sequence[int]) -> bytes | None:
         """Bit mask of the tokens allowed next, one bit each, lowest bit of each byte first; None if all are, and after an
         error or `close`.

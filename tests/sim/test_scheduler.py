@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,8 +30,10 @@ from node.ring.prefill import MIN_CHUNK, STALL_S
 from node.ring.prefixes import MAX_PREFIXES, MIN_TOKENS
 from node.ring.scheduler import MAX_STEPS, Scheduler
 from node.ring.session import Session
+from node.text.constraint import Constraint
 
 Row = tuple[int, ...]
+NO_MATCHER: Any = object()
 GRID = 8
 BLOCK = 4
 """Tokens of a block of KV on disks."""
@@ -591,15 +593,29 @@ def test_a_step_begun_ahead_comes_before_the_prompt_that_arrived_meanwhile() -> 
     [
         (request(5, 3), [0, 1, 0]),
         (request(5, 10), [0, 8, 7]),
-        (Session(request(5, 500).request, constraint=cast(Any, object())), [0] * 3),
-        (Session(replace(request(5, 500).request, sampling=Sampling(repetition_penalty=1.1))), [0] * 3),
-        (Session(replace(request(5, 500).request, sampling=Sampling(logit_bias={1: 5.0}))), [0, MAX_STEPS, MAX_STEPS]),
+        (Session(request(5, 500).request, constraint=Constraint(NO_MATCHER)), [0, MAX_STEPS, MAX_STEPS]),
+        (
+            Session(replace(request(5, 500).request, sampling=Sampling(repetition_penalty=1.1))),
+            [0, MAX_STEPS, MAX_STEPS],
+        ),
     ],
 )
-def test_a_step_is_begun_ahead_where_it_needs_no_tokens_in_between(session: Session, ahead: list[int]) -> None:
+def test_a_step_is_begun_ahead_if_its_session_has_more_tokens(session: Session, ahead: list[int]) -> None:
     scheduler = with_steps_ahead()
     scheduler.admission.submit(session)
     assert [turn(scheduler).ahead for _ in range(3)] == ahead
+
+
+@pytest.mark.parametrize(("mark", "ahead"), [(b"", 0), (b"<tool_call>", MAX_STEPS)])
+def test_where_guesses_are_of_use_no_step_is_begun_that_a_grammar_may_force(mark: bytes, ahead: int) -> None:
+    """Before the mark of a call there is nothing that it may force."""
+    scheduler = with_steps_ahead()
+    scheduler.filling.family = RowFamily(((1, 1.0), (2, 3.0)))
+    session = Session(request(5, 500).request, constraint=Constraint(NO_MATCHER, mark))
+    scheduler.admission.submit(session)
+    steps = [turn(scheduler) for _ in range(3)]
+    assert [step.ahead for step in steps] == [0, ahead, ahead]
+    assert scheduler.has_guesses(steps[-1]) == (not mark)
 
 
 def test_while_others_wait_each_step_is_a_job() -> None:

@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -74,8 +75,10 @@ def tokenizer(directory):
 @pytest.fixture
 def driving(directory, tokenizer, grammars):
     @asynccontextmanager
-    async def driving():
-        """A ring of one node; yields a function that sends it a prompt and options."""
+    async def driving(*, ahead=True):
+        """A ring of one node; yields a function that sends it a prompt and options. `ahead`: steps begin before the tokens of the
+        last ones are read.
+        """
         compute = Compute()
         compute.start()
         stage = await compute.run(load, directory, 0, 2)
@@ -83,6 +86,7 @@ def driving(directory, tokenizer, grammars):
             "ring", ModelVersion("random"), (StageSpec("n", 0, 2),), CONTEXT, 8, shared_ends=False, fence=Fence(1, 1)
         )
         runner = Runner(stage, directory, Faults())
+        runner.plan = replace(stage.plan, steps_back=ahead)
         scheduler = Scheduler(RingLimits(CONTEXT, 8, 64, 16, 128), runner.plan, count(1 << 16), 1)
         driver = Driver(ring, scheduler, compute, runner, None, lambda *_: None, leftover={})
         task = asyncio.create_task(driver.run())
@@ -145,6 +149,24 @@ async def test_rows_without_a_grammar_draw_as_they_do_alone(driving):
             ask(GRAMMAR, temperature=0),
         )
         assert [tokens_of(events) for events in mixed[1:3]] == [tokens_of(events) for events in alone]
+
+
+@pytest.mark.parametrize("bound_from", ["", "e", " t"])
+async def test_steps_that_begin_before_a_token_is_read_change_no_token(driving, tokenizer, bound_from):
+    """Nor does the end of a mark within several of them, alone or in a batch."""
+    grammar = json.dumps({"mark": bound_from, "bound": GRAMMAR}) if bound_from else GRAMMAR
+    found = []
+    for ahead in (True, False):
+        async with driving(ahead=ahead) as ask:
+            alone = [await ask(grammar, **sampling) for sampling in SAMPLINGS[:4]]
+            batch = await asyncio.gather(*(ask(grammar, **sampling) for sampling in SAMPLINGS[1:4]), ask("", seed=1))
+            found.append([*map(tokens_of, alone), *map(tokens_of, batch)])
+    assert found[0] == found[1]
+    texts = [tokenizer.decode(tokens) for tokens in found[0]]
+    answers = [text[text.index('{"name"') :] for text in texts if '{"name"' in text]
+    assert len(answers) >= 3
+    for answer in answers:
+        jsonschema.validate(json.loads(answer), PERSON)
 
 
 @pytest.mark.slow
