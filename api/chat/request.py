@@ -7,7 +7,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from api.chat.adapter import Adapter
 from api.chat.forms import Format, JsonFormat
 from api.chat.message import Message, StrictModel, Whole
-from api.chat.schema import MAX_INT, GenerationRequest, MaxTokens
+from api.chat.schema import MAX_INT, GenerationRequest, MaxTokens, Verbosity
 from api.chat.tools import NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
 from api.http.errors import Unsupported
 from api.http.json_object import Counts
@@ -69,10 +69,11 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool = True
     functions: list[FunctionTool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     function_call: FunctionCallChoice | None = None
-    modalities: list[str] = Field(default=["text"], max_length=MAX_VARIABLES, fail_fast=True)
+    modalities: list[Literal["text", "audio"]] = Field(default=["text"], max_length=MAX_VARIABLES, fail_fast=True)
     audio: Any = None
     chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=MAX_VARIABLES)
     reasoning_effort: Effort | None = None
+    verbosity: Verbosity = "medium"
     adapter: Adapter | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     """Not of OpenAI's chat, but of its Responses: whether the oldest messages are left out of a chat that is too long."""

@@ -67,6 +67,11 @@ MaxTokens = Annotated[Whole | None, BeforeValidator(lambda value: None if value 
 """-1 is "no limit" to the clients of llama.cpp and Ollama."""
 
 
+# Of no effect here, but a value that OpenAI lacks is a mistake.
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+Verbosity = Literal["low", "medium", "high"]
+
+
 class StreamOptions(StrictModel):
     include_usage: bool | None = None
 
@@ -128,6 +133,7 @@ class GenerationRequest(SamplingFields):
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: Annotated[dict[int, float], BeforeValidator(_bias_by_token)] = Field(default={})
     prediction: PredictedContent | None = None
+    service_tier: ServiceTier = "auto"
     # Not OpenAI's, but common among local servers.
     ignore_eos: bool = False
     stop_token_ids: list[Whole] = Field(default=[], max_length=MAX_STOP_TOKENS, fail_fast=True)

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from api.chat.message import Name, Whole, WithoutNulls
 from api.chat.request import Effort
-from api.chat.schema import MAX_INT, MaxTokens, ModelName
+from api.chat.schema import MAX_INT, MaxTokens, ModelName, ServiceTier, Verbosity
 from api.http.errors import Unsupported
 from api.http.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
 from api.responses.items import Item, items_of
@@ -31,6 +31,17 @@ PARAMS = (
 )
 """Patterns of chat's parameter names, and the names of the same parameters here; those of functions depend on the request."""
 LOGPROBS = "message.output_text.logprobs"
+Includable = Literal[
+    "message.output_text.logprobs",
+    # Of no effect here:
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
 
 
 class Format(WithoutNulls):
@@ -51,12 +62,12 @@ class Format(WithoutNulls):
 
 class TextConfig(WithoutNulls):
     format: Format = Format()
-    verbosity: Literal["low", "medium", "high"] = "medium"
+    verbosity: Verbosity = "medium"
 
 
 class Reasoning(WithoutNulls):
     effort: Effort | None = None
-    summary: Name | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 def _check_count(metadata: Any) -> Any:
@@ -75,7 +86,7 @@ class ResponseRequest(WithoutNulls):
     stream: bool = False
     background: bool = False
     max_output_tokens: MaxTokens = Field(default=None, ge=1, le=MAX_INT)
-    include: list[str] = Field(default=[], max_length=MAX_VARIABLES, fail_fast=True)
+    include: list[Includable] = Field(default=[], max_length=MAX_VARIABLES, fail_fast=True)
     top_logprobs: Whole = Field(default=0, ge=0, le=20)
     text: TextConfig = TextConfig()
     tools: list[dict[str, Any]] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
@@ -85,6 +96,7 @@ class ResponseRequest(WithoutNulls):
     reasoning: Reasoning = Reasoning()
     metadata: Annotated[dict[str, Name], BeforeValidator(_check_count)] = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
+    service_tier: ServiceTier = "auto"
     user: Name | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None

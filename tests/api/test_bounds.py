@@ -104,7 +104,7 @@ def test_bounds_of_lists_of_texts(schema, param, text):
     [
         ("input", lambda more: {"input": [user()] * (limits.MAX_MESSAGES + more)}),
         ("input[0]", lambda more: {"input": [user(TEXT_PARTS * (limits.MAX_PARTS + more))]}),
-        ("include", lambda more: {"include": ["x"] * (limits.MAX_VARIABLES + more)}),
+        ("include", lambda more: {"include": ["reasoning.encrypted_content"] * (limits.MAX_VARIABLES + more)}),
         ("metadata", lambda more: {"metadata": dict.fromkeys(_entries(limits.MAX_METADATA + more), "x")}),
         ("user", lambda more: {"user": NAME + "x" * more}),
     ],

@@ -51,3 +51,22 @@ async def test_a_whole_number_may_have_a_point(server, path, given):
 async def test_other_values_are_no_whole_numbers(server, value):
     found = await ask(server, max_tokens=value)
     assert (found.status, found.error["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "param"),
+    [
+        ("/v1/chat/completions", {"modalities": ["text", "smell"]}, "modalities[1]"),
+        ("/v1/chat/completions", {"service_tier": "best"}, "service_tier"),
+        ("/v1/completions", {"service_tier": "best"}, "service_tier"),
+        ("/v1/chat/completions", {"verbosity": "talkative"}, "verbosity"),
+        ("/v1/responses", {"service_tier": "best"}, "service_tier"),
+        ("/v1/responses", {"include": ["reasoning.encrypted_content", "everything"]}, "include[1]"),
+        ("/v1/responses", {"reasoning": {"summary": "long"}}, "reasoning.summary"),
+    ],
+)
+async def test_a_value_that_no_parameter_has_is_refused_by_name(server, path, given, param):
+    found = await ask(server, path, **given)
+    assert (found.status, found.error["param"]) == (400, param)
+    assert f"Invalid '{param}': input should be '" in found.error["message"]
+    assert server.backend.requests == []
