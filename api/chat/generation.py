@@ -130,6 +130,8 @@ class Choice:
     """The client has sent a prediction."""
     first_at: float = 0.0
     """Time of the first token, by `time.monotonic`."""
+    is_told: bool = False
+    """The output has the last increment."""
 
     async def run(self, env: Env, output: Output, events: EventStream | None) -> None:
         """Have the choice generated, and its increments added to the output; `events`: None for a plain answer."""
@@ -150,6 +152,7 @@ class Choice:
                         await send(events, output.grow(self.index, replace(delta, text=text, tokens=spelled)))
                         before = Delta()
                     if delta.finish:
+                        self.is_told = True
                         return
         finally:
             if made := answer.completion_tokens:
@@ -168,8 +171,12 @@ async def send(stream: EventStream | None, events: Iterable[Json]) -> None:
 async def respond(env: Env, request: web.Request, choices: Sequence[Choice], output: Output) -> web.StreamResponse:
     """Generate the choices, and answer the request: plainly, or with its stream."""
     events: EventStream | None = request.get(STREAM)
-    async with events.kept_alive() if events else nullcontext():
-        await run_all(env, choices, output, events)
+    try:
+        async with events.kept_alive() if events else nullcontext():
+            await run_all(env, choices, output, events)
+    except asyncio.CancelledError:  # the client is gone, which it may be once it has been told all
+        if events is None or not all(choice.is_told for choice in choices):
+            raise
     return events.response if events else web.json_response(output.whole())
 
 

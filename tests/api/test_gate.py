@@ -327,5 +327,37 @@ async def test_the_log_has_a_line_for_a_client_that_hangs_up(server, caplog):
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "last"),
+    [
+        ("/v1/responses", {"input": "Hello"}, b"response.completed"),
+        ("/v1/messages", {**CHAT, "max_tokens": 9}, b"message_stop"),
+        ("/api/chat", CHAT, b'"done":true'),
+    ],
+)
+async def test_a_client_may_leave_once_it_has_been_told_all(server, monkeypatch, caplog, path, asked, last):
+    """As the clients of OpenAI's Responses do, whose streams have no other end."""
+    caplog.set_level(logging.DEBUG, "api")
+    generate, never = server.backend.generate, asyncio.Event()
+
+    async def generate_and_close(request):
+        try:
+            async for token in generate(request):
+                yield token
+        finally:
+            await never.wait()  # as closing the stream of a node may take long
+
+    monkeypatch.setattr(server.backend, "generate", generate_and_close)
+    async with server.http.post(server.url + path, json={"model": MODEL, "stream": True, **asked}) as response:
+        while last not in (line := await response.content.readline()):
+            assert line
+        response.close()
+    async with asyncio.timeout(10):
+        while f"POST {path}" not in caplog.text:  # noqa: ASYNC110 - the log tells nobody
+            await asyncio.sleep(0.01)
+    assert f"POST {path} from 127.0.0.1: 200 after" in caplog.text
+    assert (await figures(server))["pippin_http_requests_total", "POST", path, "200"] == 1
+
+
 async def test_what_is_no_request_has_a_number(server):
     assert re.search(rb"\r\nX-Request-ID: req_[0-9a-f]{32}\r\n", await server.raw(b"\0\r\n\r\n"))
