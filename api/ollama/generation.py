@@ -1,5 +1,6 @@
 """POST /api/chat and /api/generate. Each request is converted to a chat request, or to a completion if it is raw."""
 
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,10 +21,12 @@ from api.http.json_object import Json
 from api.http.stream import EventStream
 from api.ollama.answer import Lines, OllamaOutput, Said
 from api.ollama.messages import for_chat
+from api.ollama.models import thinks
 from api.ollama.schema import SHARED, ChatBody, GenerateBody, Generation
 from node.core.commands import LoadModel, UnloadModel
 from node.core.errors import BadRequest, ModelNotFound
 from node.core.models import Wish
+from node.text.tokenizer import Tokenizer
 
 PARAMS = (
     *((f"^{name}$", f"options.{option}") for option, name in SHARED.items()),
@@ -66,9 +69,16 @@ async def generate(
                 prompt = await encode(text)
             prepared = await Prepared.of(request, model, asked, answer_id, grammar)
             choices = prepared.choices(prompt)
+    _check_thoughts(body, prepared.model.tokenizer)
     output.opened, output.choice = time.monotonic_ns(), choices[0]
     output.tokenizer, output.top_logprobs = prepared.model.tokenizer, prepared.sampling.logprobs
     return await respond(env, request, choices, output)
+
+
+def _check_thoughts(body: Generation, tokenizer: Tokenizer) -> None:
+    """Raises BadRequest, as Ollama writes it, for thoughts of a model that has none."""
+    if body.think and not (thinks(tokenizer.template) or "reasoning" in tokenizer.dialect.transitions):
+        raise BadRequest(f"{json.dumps(body.model)} does not support thinking", param="think")
 
 
 async def _keep(

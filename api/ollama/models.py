@@ -149,11 +149,15 @@ def _short_number(number: int) -> str:
     return f"{number / 10**6:.2f}M" if number >= 10**6 else f"{number / 10**3:.2f}K"
 
 
+def thinks(template: str) -> bool:
+    return any(text in template for text in THINKING)
+
+
 def _capabilities(model: ModelDescription) -> list[str]:
     found = {
         "completion": True,
         "tools": "tools" in model.template,
-        "thinking": any(text in model.template for text in THINKING),
+        "thinking": thinks(model.template),
         "embedding": model.embeds,
     }
     return [name for name, has in found.items() if has]

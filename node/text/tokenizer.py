@@ -43,11 +43,13 @@ class Tokenizer(Encoder):
         named_ends = frozenset(ends(folder))
         # The wrapper would override the template's own default of `enable_thinking`.
         hf = wrapper._tokenizer  # noqa: SLF001
+        self.template = hf.chat_template if isinstance(hf.chat_template, str) else ""
+        """The chat template in Jinja; empty if it is code, or there is none."""
         template_is_code = hf.chat_template is None or "chat_template_type" in hf.init_kwargs
         self.dialect = Dialect.of(wrapper)
         added = hf.added_tokens_decoder
         markers = [marker for edges in self.dialect.transitions.values() for marker, _ in edges]
-        written = [*markers, *([hf.chat_template] if isinstance(hf.chat_template, str) else ())]
+        written = [*markers, self.template]
 
         def is_markup(text: str) -> bool:
             """Others are ordinary text, such as Gemma's runs of blanks and HTML tags."""

@@ -253,7 +253,8 @@ async def test_a_prompt_beyond_the_context_is_named_as_it_was_sent(server):
     ("path", "given"),
     [("/api/chat", {}), ("/api/generate", {"prompt": "a"}), ("/api/generate", {"prompt": "a", "raw": True})],
 )
-async def test_a_format_constrains_the_answer(server, form, path, given):
+async def test_a_format_constrains_the_answer(thinking, form, path, given):
+    server = thinking
     server.backend.say('{"city": "Rome"}')
     answer = (await server.ask_ollama(path, format=form, think=True, **given)).json
     assert json.loads(answer.get("response") or answer["message"]["content"]) == {"city": "Rome"}
@@ -371,6 +372,17 @@ async def test_thoughts_are_apart_from_the_text(thinking, path, given):
     assert said[0]["thinking"] == "".join(part.get("thinking", "") for part in said[1:]) == "A city 日本"
     texts = [part.get("content", part.get("response")) for part in said]
     assert texts[0] == "".join(texts[1:]) == "Rome"
+
+
+@pytest.mark.parametrize("think", [True, "high"])
+async def test_a_model_without_thoughts_says_so(server, ollama_client, think):
+    """In the words that Ollama's clients look for."""
+    for ask in (ollama_client.chat(MODEL, USER, think=think), ollama_client.generate(MODEL, "Hello", think=think)):
+        with pytest.raises(ollama.ResponseError) as raised:
+            await ask
+        assert (raised.value.status_code, raised.value.error) == (400, f'"{MODEL}" does not support thinking')
+    assert server.backend.requests == []
+    assert (await ollama_client.chat(MODEL, USER, think=False)).message.content == TEXT
 
 
 async def test_whether_and_how_much_to_think_reaches_the_template(thinking):
