@@ -44,7 +44,9 @@ ALWAYS: Mapping[type[BaseModel], frozenset[str]] = {
     EmbedResponse: frozenset({"model", "embeddings", "total_duration", "load_duration", "prompt_eval_count"}),
     ListResponse.Model: frozenset({"model", "modified_at", "digest", "size", "details"}),
     ProcessResponse.Model: frozenset({"model", "name", "digest", "size", "size_vram", "details", "expires_at"}),
-    ShowResponse: frozenset({"template", "details", "model_info", "capabilities", "modified_at", "parameters"}),
+    ShowResponse: frozenset(
+        {"template", "details", "model_info", "capabilities", "modified_at", "parameters", "modelfile"}
+    ),
     ModelDetails: frozenset(ModelDetails.model_fields),
     ProgressResponse: frozenset({"status"}),
 }

@@ -57,32 +57,32 @@ async def version(_request: web.Request) -> web.Response:
 
 
 async def tags(env: Env, _request: web.Request) -> web.Response:
-    models = [_entry(model) | {"modified_at": timestamp(model.created)} for model in env.gateway.models.entries()]
-    return web.json_response({"models": models})
+    models = env.gateway.models
+    told = [await models.told(each) for each in models.entries()]
+    return web.json_response({"models": [_entry(each) | {"modified_at": timestamp(each.created)} for each in told]})
 
 
 async def ps(env: Env, _request: web.Request) -> web.Response:
-    """The models that are ready."""
-    entries = {model.id: model for model in env.gateway.models.entries()}
-    ready = [each for each in env.gateway.monitor.status().get("models", []) if each["state"] == "ready"]
-    models = [
-        _entry(entry) | {"size_vram": entry.bytes, "expires_at": NEVER, "context_length": each["context"]}
-        for each in ready
-        if (entry := entries.get(each["id"]))
-    ]
-    return web.json_response({"models": models})
+    """The models that are ready, by all of their names."""
+    models, placed = env.gateway.models, env.gateway.monitor.status().get("models", [])
+    contexts = {each["id"]: each["context"] for each in placed if each["state"] == "ready"}
+    ready = [await models.told(each) for each in models.entries() if each.model in contexts]
+    running = [{"size_vram": each.bytes, "expires_at": NEVER, "context_length": contexts[each.model]} for each in ready]
+    return web.json_response({"models": [_entry(each) | more for each, more in zip(ready, running, strict=True)]})
 
 
 async def show(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, partial(parse, ModelRequest))
     model = await env.gateway.models.describe(body.wanted)
     sampling = {NAMES.get(name, name): value for name, value in model.sampling.items()}
-    parameters = {"num_ctx": model.context, **DEFAULTS, **sampling}
+    parameters = {"num_ctx": model.entry.context, **DEFAULTS, **sampling}
     return web.json_response(
         {
+            "license": model.license,
+            "modelfile": _modelfile(model, parameters),
             "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
             "template": model.template,
-            "details": details(model.config, model.parameters),
+            "details": _details(model.entry),
             "model_info": _info(model),
             "capabilities": _capabilities(model),
             "modified_at": timestamp(model.entry.created),
@@ -102,13 +102,25 @@ def _entry(model: ModelEntry) -> Json:
         "name": name,
         "model": name,
         "size": model.bytes,
-        "digest": digest(model.id, model.revision),
-        "details": details({}),
+        "digest": digest(model.model, model.revision),
+        "details": _details(model),
     }
 
 
-def details(config: Mapping[str, Any], parameters: int = 0) -> Json:
+def _modelfile(model: ModelDescription, parameters: Mapping[str, Any]) -> str:
+    """The model as Ollama's recipe for one, which some programs read instead of the fields."""
+    lines = [
+        f"FROM {model.entry.model}",
+        f'TEMPLATE """{model.template}"""',
+        *(f"PARAMETER {name} {value}" for name, value in parameters.items()),
+        *([f'LICENSE """{model.license}"""'] if model.license else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _details(model: ModelEntry) -> Json:
     """`details` of a model; what is not known is empty."""
+    config = model.config
     family = str(config.get("model_type", ""))
     quantization = config.get("quantization")
     bits = quantization.get("bits") if isinstance(quantization, dict) else None
@@ -118,23 +130,23 @@ def details(config: Mapping[str, Any], parameters: int = 0) -> Json:
         "format": "safetensors",
         "family": family,
         "families": [family] if family else [],
-        "parameter_size": _short_number(parameters) if parameters else "",
+        "parameter_size": _short_number(model.parameters) if model.parameters else "",
         "quantization_level": f"{bits}-bit" if isinstance(bits, int) else dtype,
     }
 
 
 def _info(model: ModelDescription) -> Json:
     """`model_info`: facts of the config.json by Ollama's names, which begin with the architecture."""
-    config, text = model.config, model.config.get("text_config")
+    config, text = model.entry.config, model.entry.config.get("text_config")
     parts = [config, *([text] if isinstance(text, dict) else [])]
     kind = config["model_type"]
     info: Json = {
         "general.architecture": kind,
         "general.basename": model.entry.id.rpartition("/")[2],
-        f"{kind}.context_length": model.context,
+        f"{kind}.context_length": model.entry.context,
     }
-    if model.parameters:
-        info["general.parameter_count"] = model.parameters
+    if model.entry.parameters:
+        info["general.parameter_count"] = model.entry.parameters
     for name, keys in FACTS.items():
         numbers = [part[key] for part in parts for key in keys if type(part.get(key)) is int]
         if numbers:

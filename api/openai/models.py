@@ -9,13 +9,16 @@ from node.core.models import ModelEntry
 
 
 async def index(env: Env, _request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [_entry(model) for model in env.gateway.models.entries()]})
+    models = env.gateway.models
+    return web.json_response({"object": "list", "data": [_entry(await models.told(each)) for each in models.entries()]})
 
 
 async def show(env: Env, request: web.Request) -> web.Response:
     """A short name gives the entry of the model that it stands for."""
-    return web.json_response(_entry(known_model(env, request.match_info["id"])))
+    return web.json_response(_entry(await env.gateway.models.told(known_model(env, request.match_info["id"]))))
 
 
 def _entry(model: ModelEntry) -> dict[str, Any]:
-    return {"id": model.id, "object": "model", "created": model.created, "owned_by": model.owned_by}
+    """With the context, for which clients of vLLM look."""
+    known = {"max_model_len": model.context} if model.context else {}
+    return {"id": model.id, "object": "model", "created": model.created, "owned_by": model.owned_by, **known}

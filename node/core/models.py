@@ -199,6 +199,14 @@ class ModelEntry:
     """Of the model that is served, or else of one that a node holds; empty if no node tells it."""
     bytes: int = 0
     """Size of its weights; 0 if no node tells it."""
+    model: str = ""
+    """Id of the model that it stands for: another one if it is an alias."""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Its config.json, which has a `model_type`; empty if it is not known here."""
+    context: int = 0
+    """Tokens that a request may have: those of its ring; of a model without one, those of its config; 0 as for `config`."""
+    parameters: int = 0
+    """Number of its parameters; 0 if it is not known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +214,12 @@ class ModelDescription:
     """What a model's small files tell of it."""
 
     entry: ModelEntry
-    context: int
-    """Tokens that a request may have: those of its ring; of a model without one, those of its config."""
-    config: Mapping[str, Any]
-    """Its config.json, which has a `model_type`."""
+    """With its config and its context."""
     template: str
     """Its chat template in Jinja; empty if there is none."""
     embeds: bool
     """Whether it gives embeddings."""
-    parameters: int = 0
-    """Number of its parameters; 0 if it is not known here."""
+    license: str = ""
+    """The text of its license, if it is among its files."""
     sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     """Sampling of requests that do not say it, as far as the model or a preset does."""

@@ -1,15 +1,16 @@
 """The models that requests may use: lists of them, and what their small files tell of each."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.model_list import build_models
-from node.core.errors import ModelNotFound
+from node.core.errors import ModelNotFound, PippinError
 from node.core.limits import MAX_NAME_CHARS
+from node.core.lru_cache import LruCache
 from node.core.models import HeldModel, ModelDescription, ModelEntry
 from node.core.nodes import Address
 from node.core.pool import Pool
@@ -17,7 +18,7 @@ from node.engine.architectures import WITHOUT_EMBEDDINGS
 from node.engine.plan import max_context
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
-from node.model.config import read_config, read_sampling, read_template
+from node.model.config import read_config, read_license, read_sampling, read_template
 from node.model.short_names import SHORT_NAMES, untagged
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
@@ -35,6 +36,8 @@ class ModelIndex:
     """Threads that read files."""
     started_at: int
     """Unix seconds, for models of which no file is here."""
+    _facts: LruCache[tuple[str, str], tuple[Mapping[str, Any], int]] = field(default_factory=lambda: LruCache(64))
+    """What `told` has read, by model and revision."""
 
     def entries(self) -> Sequence[ModelEntry]:
         """Models that some node of the cluster holds or serves, and that a request may use; then the aliases.
@@ -57,6 +60,7 @@ class ModelIndex:
                 "pippin",
                 revisions.get(model, ""),
                 sizes.get(model, 0),
+                model,
             )
             for name, model in models.items()
             if model in allowed
@@ -72,6 +76,29 @@ class ModelIndex:
         aliases, allowed = self.names.aliases(), self.allowlist.filter
         return build_models(self.agent.view(), SHORT_NAMES, aliases, allowed, self.catalogue.unusable())
 
+    async def told(self, entry: ModelEntry) -> ModelEntry:
+        """One of `entries` with what the model's files tell, as far as they are here and can be read."""
+        version = entry.model, entry.revision
+        facts = self._facts.get(version)
+        if facts is None:
+            try:
+                facts = await self.files.run(self._read_facts, *version)
+            except (PippinError, OSError):
+                return entry
+            if all((*version, *facts)):
+                self._facts.put(version, facts)
+        return self._with_facts(entry, *facts)
+
+    def _with_facts(self, entry: ModelEntry, config: Mapping[str, Any], parameters: int) -> ModelEntry:
+        contexts = [ring.context for ring in self.agent.placement.rings if ring.model == entry.model]
+        context = min(contexts, default=max_context(config) if config else 0)
+        return replace(entry, config=config, context=context, parameters=parameters)
+
+    def _read_facts(self, model: str, revision: str) -> tuple[Mapping[str, Any], int]:
+        """Config and number of parameters; empty and 0 if the files that tell them are not here."""
+        directory = self.catalogue.tokenizer_directory(model, revision)
+        return read_config(directory) if directory else {}, self._parameters(model, revision)
+
     async def describe(self, name: str) -> ModelDescription:
         """What is known of one of `entries`. Raises ModelNotFound, ModelBroken, and the errors of a transfer."""
         entry, model = self.known(name), self.names.match(name)
@@ -81,12 +108,11 @@ class ModelIndex:
         directory = await self.small_files(HeldModel(model, entry.revision), holder)
         config = await self.files.run(read_config, directory)
         template = await self.files.run(read_template, directory, self.catalogue.layouts.parser)
-        contexts = [ring.context for ring in self.agent.placement.rings if ring.model == model]
         embeds = config["model_type"] not in WITHOUT_EMBEDDINGS
-        context = min(contexts, default=max_context(config))
         parameters = await self.files.run(self._parameters, model, entry.revision)
+        licensed = await self.files.run(read_license, directory)
         sampling = {**await self.files.run(read_sampling, directory), **self.names.preset(model)}
-        return ModelDescription(entry, context, config, template, embeds, parameters, sampling)
+        return ModelDescription(self._with_facts(entry, config, parameters), template, embeds, licensed, sampling)
 
     def _parameters(self, model: str, revision: str) -> int:
         folder = self.catalogue.described(model, revision)

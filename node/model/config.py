@@ -18,6 +18,7 @@ from node.model.json_parser import JsonParser
 
 log = logging.getLogger(__name__)
 
+MAX_LICENSE_BYTES = 64 * 2**10
 DAMAGED = (OSError, ValueError, RecursionError)
 """JSON and UTF-8 errors are ValueErrors."""
 
@@ -75,6 +76,16 @@ def read_template(directory: Path, parser: JsonParser) -> str:
         if own.exists():
             return own.read_text("utf-8")
         return parser.template(config.read_bytes()) if config.exists() else ""
+
+
+def read_license(directory: Path) -> str:
+    """The beginning of the model's license, if it is among its files here. Raises ModelBroken."""
+    with _reading("The license", directory):
+        for path in (directory / "LICENSE", directory / "LICENSE.txt", directory / "LICENSE.md"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    return file.read(MAX_LICENSE_BYTES).decode("utf-8", "replace")
+        return ""
 
 
 def check_small(path: Path) -> None:

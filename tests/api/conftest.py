@@ -125,6 +125,8 @@ class ScriptedBackend:
     """Models of the status."""
     shown: Any = None
     """The status, if it is another one."""
+    aliases: Sequence[str] = ()
+    """Other names of the model."""
     evaluated: list[EvaluateRequest] = field(default_factory=list)
     recent: RecentLines = field(default_factory=RecentLines)
     """The log of every node."""
@@ -150,8 +152,17 @@ class ScriptedBackend:
         self.script = lambda request: [*tokens, *self.model.tokenizer.eos]
 
     def entries(self) -> list[ModelEntry]:
-        first = ModelEntry(self.model.id, 1_700_000_000, "pippin", revision="1", bytes=1000)
-        return [first, ModelEntry("plain", 1_700_000_000, "pippin")]
+        first = ModelEntry(self.model.id, 1_700_000_000, "pippin", revision="1", bytes=1000, model=self.model.id)
+        plain = ModelEntry("plain", 1_700_000_000, "pippin", model="plain")
+        return [first, plain, *(replace(first, id=alias) for alias in self.aliases)]
+
+    async def told(self, entry: ModelEntry) -> ModelEntry:
+        """As if the files of the first model only were here."""
+        if entry.model != self.model.id:
+            return entry
+        quantization = {"bits": 4, "group_size": 64}
+        config = {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 8, "quantization": quantization}
+        return replace(entry, config=config, context=self.model.context, parameters=1_836_000)
 
     def known(self, name: str) -> ModelEntry | None:
         plain = untagged(name)
@@ -166,13 +177,11 @@ class ScriptedBackend:
         entry = self.known(name)
         if entry is None:
             raise ModelNotFound(f"There is no model '{name}' here.", param="model")
-        config = {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 8, "torch_dtype": "float32"}
-        template = "{% for tool in tools %}…{% endfor %}<think>" if entry.id == MODEL else ""
-        is_demo = entry.id == MODEL
-        parameters = 1_836_000 if is_demo else 0
-        return ModelDescription(
-            entry, self.model.context, config, template, is_demo, parameters, self.model.sampling if is_demo else {}
-        )
+        if entry.model != MODEL:
+            entry = replace(entry, config={"model_type": "llama", "torch_dtype": "float32"}, context=self.model.context)
+            return ModelDescription(entry, "", embeds=False)
+        template = "{% for tool in tools %}…{% endfor %}<think>"
+        return ModelDescription(await self.told(entry), template, True, "Do as you like.", self.model.sampling)
 
     def loading(self, model_id: str) -> str:
         return self.awaited

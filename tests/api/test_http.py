@@ -31,7 +31,13 @@ async def test_each_route_is_there_without_v1_too(server, prefix):
         assert await response.json() == {
             "object": "list",
             "data": [
-                {"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "pippin"},
+                {
+                    "id": MODEL,
+                    "object": "model",
+                    "created": 1_700_000_000,
+                    "owned_by": "pippin",
+                    "max_model_len": 2048,
+                },
                 {"id": "plain", "object": "model", "created": 1_700_000_000, "owned_by": "pippin"},
             ],
         }

@@ -31,6 +31,11 @@ async def test_the_client_lists_models(server, ollama_client):
     assert all(len(model.digest) == 64 for model in models)
     for model in models:
         assert (await ollama_client.show(model.model)).capabilities
+    known, unknown = (model.details for model in models)
+    assert (known.family, known.families) == ("llama", ["llama"])
+    assert (known.parameter_size, known.quantization_level) == ("1.84M", "4-bit")
+    assert (unknown.family, unknown.parameter_size, unknown.quantization_level) == ("", "", "")
+    assert (await ollama_client.show(MODEL)).details == known
 
 
 async def test_the_client_lists_loaded_models(server, ollama_client):
@@ -40,6 +45,16 @@ async def test_the_client_lists_loaded_models(server, ollama_client):
     (model,) = (await ollama_client.ps()).models
     assert (model.model, model.size, model.size_vram, model.context_length) == (f"{MODEL}:latest", 1000, 1000, 2048)
     assert model.expires_at.year > 2200
+    assert (model.details.family, model.details.parameter_size) == ("llama", "1.84M")
+
+
+async def test_a_loaded_model_is_listed_by_its_aliases_too(server, ollama_client):
+    """A program that was told of one looks for that name."""
+    server.backend.aliases = ["gpt-4o"]
+    server.backend.placed = [{"id": MODEL, "state": "ready", "context": 2048}]
+    own, alias = (await ollama_client.ps()).models
+    assert (own.model, alias.model, alias.name) == (f"{MODEL}:latest", "gpt-4o:latest", "gpt-4o:latest")
+    assert (alias.digest, alias.details, alias.context_length) == (own.digest, own.details, 2048)
 
 
 async def test_the_client_shows_a_model(server, ollama_client):
@@ -53,15 +68,18 @@ async def test_the_client_shows_a_model(server, ollama_client):
         "llama.embedding_length": 128,
         "llama.block_count": 8,
     }
-    assert (shown.details.family, shown.details.families, shown.details.quantization_level) == (
-        "llama",
-        ["llama"],
-        "float32",
-    )
+    assert (shown.details.family, shown.details.families) == ("llama", ["llama"])
+    assert shown.details.quantization_level == "4-bit"
     assert shown.details.parameter_size == "1.84M"
     assert "num_ctx                        2048" in shown.parameters.splitlines()
     assert shown.template
-    assert (await ollama_client.show("plain")).capabilities == ["completion"]
+    assert shown.license == "Do as you like."
+    begin, *lines = shown.modelfile.splitlines()
+    assert begin == f"FROM {MODEL}"
+    assert {f'TEMPLATE """{shown.template}"""', "PARAMETER num_ctx 2048", 'LICENSE """Do as you like."""'} <= {*lines}
+    plain = await ollama_client.show("plain")
+    assert (plain.capabilities, plain.details.quantization_level) == (["completion"], "float32")
+    assert (plain.license, "LICENSE" in plain.modelfile) == ("", False)
 
 
 async def test_a_model_may_be_named_in_the_older_way(server):

@@ -47,6 +47,14 @@ async def test_a_whole_number_may_have_a_point(server, path, given):
     assert server.backend.requests[-1].max_tokens == 4
 
 
+async def test_the_list_of_models_tells_their_contexts(server):
+    """As vLLM's does, which agents read to know when to shorten a conversation."""
+    async with server.client() as client:
+        known, unknown = [each async for each in client.models.list()]
+        assert known.max_model_len == (await client.models.retrieve(MODEL)).max_model_len == 2048
+    assert "max_model_len" not in unknown.model_dump()
+
+
 @pytest.mark.parametrize("value", [4.5, "4", True])
 async def test_other_values_are_no_whole_numbers(server, value):
     found = await ask(server, max_tokens=value)

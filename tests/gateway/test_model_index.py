@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from node.core.rings import Placement
 from node.gateway.model_index import ModelIndex
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
-from node.model.config import read_template
+from node.model.config import read_license, read_template
 from node.model.json_parser import JsonParser
 from tests.gateway.test_gateway import ring
 from tests.text.test_constraint import DEMO
@@ -42,10 +43,11 @@ async def test_a_model_is_described_by_its_small_files(tmp_path):
     loaded = index(tmp_path, held, placement=Placement(rings=(replace(ring("a"), context=512),)))
     described = await loaded.describe("a:latest")
     assert (described.entry.id, described.entry.revision, described.entry.bytes) == ("a", "1", 7)
-    assert (described.context, described.config["model_type"], described.embeds) == (512, "llama", True)
+    entry = described.entry
+    assert (entry.context, entry.config["model_type"], described.embeds) == (512, "llama", True)
     assert described.template == (DEMO / "chat_template.jinja").read_text()
-    assert described.parameters == 0  # its weights are not here
-    assert (await index(tmp_path, held).describe("a")).context == 2048
+    assert (entry.parameters, described.license) == (0, "")  # its weights are not here
+    assert (await index(tmp_path, held).describe("a")).entry.context == 2048
     with pytest.raises(ModelNotFound):
         await loaded.describe("b")
 
@@ -54,7 +56,7 @@ async def test_an_alias_is_listed_and_described_as_its_model(tmp_path):
     found = index(tmp_path, HeldModel("a", "1", 7), aliases=(Alias("gpt-4o", "a"), Alias("lost", "nothing")))
     assert [(entry.id, entry.bytes, entry.created) for entry in found.entries()] == [("a", 7, 5), ("gpt-4o", 7, 5)]
     described = await found.describe("gpt-4o:latest")
-    assert (described.entry.id, described.context) == ("gpt-4o", 2048)
+    assert (described.entry.id, described.entry.model, described.entry.context) == ("gpt-4o", "a", 2048)
     assert found.known("gpt-4o").id == "gpt-4o"
 
 
@@ -65,6 +67,43 @@ async def test_an_alias_that_is_an_id_as_well_means_what_it_means_in_requests(tm
     assert [(entry.id, entry.revision, entry.bytes) for entry in found.entries()] == [("a", "2", 9), ("org/b", "2", 9)]
     assert (await found.describe("a")).entry.bytes == 9
     assert found.known("c") is None
+
+
+async def test_an_entry_is_told_with_what_the_files_here_say(tmp_path):
+    shutil.copytree(DEMO, tmp_path / "demo")
+    (tmp_path / "demo" / "LICENSE.txt").write_text("Do as you like.")
+    catalogue = Catalogue(tmp_path, (), tmp_path / "none", tmp_path / "none")
+    catalogue.refresh()
+    (held,) = catalogue.local()
+    found = index(tmp_path, held, HeldModel("far", "2", 9), aliases=(Alias("gpt-4o", "demo"),))
+    found.catalogue = catalogue
+    own, far, alias = [await found.told(each) for each in found.entries()]
+    parameters = catalogue.layouts.of(tmp_path / "demo").parameters
+    assert (own.id, own.config["model_type"], own.context, own.parameters) == ("demo", "llama", 2048, parameters)
+    assert (far.config, far.context, far.parameters) == ({}, 0, 0)
+    assert (alias.id, alias.model, alias.config, alias.parameters) == ("gpt-4o", "demo", own.config, parameters)
+
+    shutil.rmtree(tmp_path / "demo")  # what is known of files of one fingerprint is not read again
+    found.agent.placement = Placement(rings=(replace(ring("demo", held.revision), context=512),))
+    assert await found.told(found.entries()[0]) == replace(own, context=512)
+
+
+async def test_an_entry_whose_files_are_damaged_is_listed_all_the_same(tmp_path):
+    shutil.copytree(DEMO, tmp_path / "demo")
+    catalogue = Catalogue(tmp_path, (), tmp_path / "none", tmp_path / "none")
+    catalogue.refresh()
+    found = index(tmp_path, *catalogue.local())
+    found.catalogue = catalogue
+    (tmp_path / "demo" / "config.json").write_text("{")
+    (entry,) = found.entries()
+    assert await found.told(entry) == entry
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "LICENSE.txt", "LICENSE.md"])
+def test_a_license_is_read_if_it_is_here(tmp_path, name):
+    assert read_license(tmp_path) == ""
+    (tmp_path / name).write_bytes(b"\xff" + b"a" * 2**20)
+    assert read_license(tmp_path) == "\ufffd" + "a" * (2**16 - 1)
 
 
 def test_a_short_name_gives_the_entry_of_a_model_that_is_held(tmp_path):
