@@ -32,7 +32,6 @@ PARAMS = (
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body, chat = await env.bodies.read(request, partial(_parse, MessagesRequest))
-    chat.stop = [*chat.stop, *body.stop_sequences]  # after its validation: Anthropic allows more of them than OpenAI
     with renamed_params(PARAMS):
         prepared, choices = await prepare(env, request, chat, f"msg_{uuid.uuid4().hex}", Events())
     return await respond(env, request, choices, MessageOutput(body, prepared.id, prepared.model.id, choices[0]))

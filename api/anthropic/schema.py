@@ -12,7 +12,7 @@ from api.chat.request import Effort
 from api.chat.schema import MAX_INT, ModelName
 from api.http.errors import Unsupported
 from api.http.json_object import Json
-from api.http.limits import MAX_STOP_CHARS, MAX_STOP_SEQUENCES, MAX_TOOLS
+from api.http.limits import MAX_STOP_CHARS, MAX_STOPS, MAX_TOOLS
 from node.core.errors import BadRequest
 
 CHAT_PARAMETERS = (
@@ -147,7 +147,7 @@ class MessagesRequest(PromptRequest):
     max_tokens: Whole = Field(ge=0, le=MAX_INT)
     """0 only computes the prompt, so that later requests can use it."""
     stop_sequences: list[Annotated[str, Field(max_length=MAX_STOP_CHARS)]] = Field(
-        default=[], max_length=MAX_STOP_SEQUENCES, fail_fast=True
+        default=[], max_length=MAX_STOPS, fail_fast=True
     )
     stream: bool = False
     metadata: MessageMetadata = MessageMetadata()
@@ -166,4 +166,5 @@ class MessagesRequest(PromptRequest):
     def for_chat(self, given: Json) -> Json:
         # The driver computes a prompt only for a token.
         most = max(self.max_tokens, 1)
-        return {**super().for_chat(given), "max_completion_tokens": most, "stream": self.stream}
+        own = {"max_completion_tokens": most, "stream": self.stream, "stop": self.stop_sequences}
+        return {**super().for_chat(given), **own}

@@ -32,16 +32,19 @@ SEEDS = 2**63
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 
-def stop_list(value: Any, most: int) -> Any:
+def _stop_list(value: Any) -> Any:
     """A stop string or a list of them, as a list."""
     stops = [value] if isinstance(value, str) else value
-    if isinstance(stops, list) and len(stops) > most:
-        raise PydanticCustomError("stop", f"Input should have at most {most} strings, not {len(stops)}")
+    if isinstance(stops, list) and len(stops) > MAX_STOPS:
+        raise PydanticCustomError("stop", f"Input should have at most {MAX_STOPS} strings, not {len(stops)}")
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise PydanticCustomError("stop", "Input should be a string or a list of strings")
     if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARS:
         raise PydanticCustomError("stop", f"A string should have at most {MAX_STOP_CHARS} characters, not {longest}")
     return stops
+
+
+Stops = Annotated[list[str], BeforeValidator(_stop_list)]
 
 
 def _bias_by_token(value: Any) -> dict[int, float]:
@@ -127,7 +130,7 @@ class GenerationRequest(SamplingFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Whole = Field(default=1, ge=1, le=MAX_CHOICES)
-    stop: Annotated[list[str], BeforeValidator(lambda value: stop_list(value, MAX_STOPS))] = Field(default=[])
+    stop: Stops = Field(default=[])
     seed: Whole | None = Field(default=None, ge=-SEEDS, lt=SEEDS)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)

@@ -44,9 +44,8 @@ MAX_CALLS = 128
 """Maximum tool calls of a message."""
 MAX_TOOLS = 128
 MAX_STOP_TOKENS = 128
-MAX_STOPS = 4
-MAX_STOP_SEQUENCES = 16
-"""Maximum stop strings where the API has no limit of 4: each is compared with every character of the answer."""
+MAX_STOPS = 16
+"""Maximum stop strings, of which OpenAI takes 4: each is compared with every character of the answer."""
 MAX_STOP_CHARS = 1024
 """Maximum characters of a stop string, or of a text in an adapter."""
 MAX_BIASES = 1024

@@ -12,7 +12,7 @@ from api.chat.env import STREAM, Env, open_model
 from api.chat.generation import Prepared, new_id, respond
 from api.chat.prompt import encode_text, prepare
 from api.chat.request import ChatRequest, ResponseFormat
-from api.chat.schema import CompletionRequest, GenerationRequest, Names, parse, renamed_params
+from api.chat.schema import CompletionRequest, GenerationRequest, parse, renamed_params
 from api.chat.shortening import endings, fitting, prompt_room
 from api.chat.tools import ToolUse
 from api.http.callers import CLIENT
@@ -118,7 +118,7 @@ def _parse_chat(given: Json) -> tuple[ChatBody, ChatRequest | None]:
     chat = body.for_chat(for_chat(body.messages))
     if body.tools:
         chat["tools"] = [{"type": "function", **tool} for tool in body.tools]
-    return body, _chat_request(body, chat, PARAMS)
+    return body, parse(ChatRequest, chat, PARAMS)
 
 
 def _parse_generate(given: Json) -> tuple[GenerateBody, ChatRequest | CompletionRequest | None]:
@@ -135,15 +135,8 @@ def _parse_generate(given: Json) -> tuple[GenerateBody, ChatRequest | Completion
         raw = {"model": body.model, "stream": body.stream, "prompt": body.prompt, **body.options.shared()}
         asked = parse(CompletionRequest, raw, OF_GENERATE)
         # After its validation, as completions have other limits for these.
-        asked.stop, asked.max_tokens, asked.logprobs = body.options.stop, body.options.max_tokens, body.wanted_logprobs
+        asked.max_tokens, asked.logprobs = body.options.max_tokens, body.wanted_logprobs
         return body, asked
     system = [{"role": "system", "content": body.system}] if body.system else []
     chat = body.for_chat([*system, {"role": "user", "content": body.prompt}])
-    return body, _chat_request(body, chat, OF_GENERATE)
-
-
-def _chat_request(body: Generation, chat: Json, names: Names) -> ChatRequest:
-    """The chat request with the stop strings, of which chat takes fewer."""
-    asked = parse(ChatRequest, chat, names)
-    asked.stop = body.options.stop
-    return asked
+    return body, parse(ChatRequest, chat, OF_GENERATE)

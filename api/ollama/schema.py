@@ -8,9 +8,9 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from api.chat.message import StrictModel, Whole
-from api.chat.schema import MAX_INT, ModelName, TokenList, stop_list
+from api.chat.schema import MAX_INT, ModelName, Stops, TokenList
 from api.http.json_object import Json
-from api.http.limits import MAX_INPUTS, MAX_MESSAGES, MAX_STOP_SEQUENCES, MAX_TOOLS
+from api.http.limits import MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS
 from api.ollama.messages import NoImages, OllamaMessage
 from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS
@@ -75,9 +75,7 @@ class ModelOptions(StrictModel):
     min_p: float | None = None
     seed: Whole | None = None
     num_predict: Whole | None = None
-    stop: Annotated[list[str], BeforeValidator(lambda value: stop_list(value or [], MAX_STOP_SEQUENCES))] = Field(
-        default=[]
-    )
+    stop: Annotated[Stops, BeforeValidator(lambda value: value or [])] = Field(default=[])
     repeat_penalty: float | None = None
     repeat_last_n: Whole | None = None
     presence_penalty: float | None = None
@@ -95,7 +93,8 @@ class ModelOptions(StrictModel):
             del given["seed"]
         if self.repeat_last_n == 0:
             given.pop("repeat_penalty", None)
-        return {SHARED[name]: value for name, value in given.items()} | {"sampling_defaults": DEFAULTS}
+        renamed = {SHARED[name]: value for name, value in given.items()}
+        return {**renamed, "stop": self.stop, "sampling_defaults": DEFAULTS}
 
 
 class ModelRequest(StrictModel):
@@ -135,7 +134,7 @@ class Generation(_Asking):
         return self.top_logprobs if self.logprobs else None
 
     def for_chat(self, messages: list[Json]) -> Json:
-        """Body of the equivalent chat request, but for stop strings, of which chat takes fewer; None is not given."""
+        """Body of the equivalent chat request; None is not given."""
         thinks = None if self.format or self.think is None else {"enable_thinking": self.think is not False}
         return {
             "model": self.model,

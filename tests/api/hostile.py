@@ -132,7 +132,7 @@ def _copies() -> Iterator[Hostile]:
         "long stops of many prompts", LEGACY, _with(LEGACY, {"model": MODEL, "stop": stops, "prompt": ["x"] * 2048})
     )
     biases = {str(token): 1 for token in range(1024)}
-    full = {"model": MODEL, "stop": [letter * 1024 for letter in "abcd"], "logit_bias": biases}
+    full = {"model": MODEL, "stop": [letter * 1024 for letter in "abcdefghijklmnop"], "logit_bias": biases}
     yield Hostile("many answers", CHAT, _with(CHAT, full | {"n": 128}))
     yield Hostile("many prompts", LEGACY, _with(LEGACY, full | {"prompt": [[300]] * 2048}))
     yield Hostile("many texts", EMBED, _with(EMBED, {"model": MODEL, "input": [[300]] * 2048}))

@@ -75,7 +75,7 @@ def json_schema(schema, **more):
         ({"stop": 5}, "stop"),
         ({"stop": ["a", 5]}, "stop"),
         ({"stop": {"a": 1}}, "stop"),
-        ({"stop": list("abcde")}, "stop"),
+        ({"stop": list("abcdefghijklmnopq")}, "stop"),
         ({"logit_bias": []}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),

@@ -78,3 +78,15 @@ async def test_a_value_that_no_parameter_has_is_refused_by_name(server, path, gi
     assert (found.status, found.error["param"]) == (400, param)
     assert f"Invalid '{param}': input should be '" in found.error["message"]
     assert server.backend.requests == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+async def test_sixteen_stop_strings_are_taken(server, path):
+    """As llama.cpp and vLLM do; agents send more than OpenAI's 4."""
+    server.backend.say("Hello there!")
+    stops = [*"abcdfgijkmnpqs", "zzz", " th"]
+    found = await ask(server, path, stop=stops, max_tokens=50)
+    assert found.status == 200
+    assert "Hello" in found.body.decode()
+    assert "there" not in found.body.decode()
+    assert (await ask(server, path, stop=[*stops, "y"])).error["param"] == "stop"
