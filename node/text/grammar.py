@@ -24,6 +24,9 @@ EXACT = 2**53 - 1
 FINE, COARSE = 1e-9, 1e-3
 """Decimal step of bounded numbers; ranges and bounds smaller than COARSE are not rounded to it."""
 BOUNDS = {("minimum", "exclusiveMinimum"): -EXACT, ("maximum", "exclusiveMaximum"): EXACT}
+TIMES = ("time", "date-time", "duration")
+"""Formats of any number of digits, which weak models write forever."""
+FEW_DIGITS = "^[0-9]{0,9}([^0-9]+[0-9]{0,9})*$"
 
 COMBINING = ("properties", "$ref", "anyOf", "oneOf", "allOf")
 SCHEMAS = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
@@ -181,6 +184,7 @@ def _tightened(schema: Any, *, close: bool) -> Any:
         tight["additionalProperties"] = False
     if tight.get("type") in ("integer", "number") and not tight.keys() & {"enum", "const", "multipleOf"}:
         _bound(tight)
+    _limit_digits(tight)
     return tight
 
 
@@ -201,6 +205,14 @@ def _limit_names(schema: dict[str, Any]) -> None:
     others = schema.get("additionalProperties", True)
     if pattern and others is not False:
         schema |= {"patternProperties": {pattern: others}, "additionalProperties": False}
+
+
+def _limit_digits(schema: dict[str, Any]) -> None:
+    """Bound the digits of times, which have any number of them."""
+    if schema.get("format") not in TIMES or schema.keys() & {"enum", "const"}:
+        return
+    if isinstance(more := schema.get("allOf", []), list):
+        schema["allOf"] = [*more, {"pattern": FEW_DIGITS}]
 
 
 def _may_be_closed(schema: Mapping[str, Any]) -> bool:
