@@ -103,7 +103,7 @@ class Options:
     kv_disk: int | None = _models(
         "--kv-disk SIZE",
         parse_bytes,
-        "keep KV of finished sessions on the disk, up to so many bytes, like 50GB; 0: none (default: a tenth of the free "
+        "keep KV of sessions on the disk, up to so many bytes, like 50GB; 0: none (default: a tenth of the free "
         "disk, up to 20GB)",
     )
     drafts: tuple[tuple[str, str], ...] = _models(

@@ -59,8 +59,6 @@ class Keep:
     row: int
     prefix: SequenceId
     tokens: int
-    chain: bytes = b""
-    """The names of its blocks (see node.kv.blocks), if the stages are to keep them on their disks, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,16 @@ class Back:
     tokens: int
 
 
-CacheOp = Open | Merge | Filter | Drop | Keep | Reuse | Take | Forget | Back
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Keep the whole blocks of a sequence, which the caches have after this frame, on the disk, too. Changes no cache."""
+
+    number: SequenceId
+    chain: bytes
+    """Their names: see node.kv.blocks."""
+
+
+CacheOp = Open | Merge | Filter | Drop | Keep | Reuse | Take | Forget | Back | Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Code(StrEnum):
     )
     KV_NOT_STORED = _warning(
         "kv-not-stored",
-        "{node} can't write the KV of finished sessions to its disk: {error}.",
+        "{node} can't write the KV of sessions to its disk: {error}.",
         "Free some space there, or start it with --kv-disk 0.",
     )
     FOLDER_DENIED = _warning(

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from node.core.frames import Tensor
 from node.engine.caches import parts
@@ -22,14 +22,18 @@ def can_be_cut(caches: Iterable[Any]) -> bool:
     return all(type(part) is KVCache for part in parts(caches))
 
 
-def cut_block(caches: Mapping[int, Any], index: int) -> Block:
-    """Copy the block of this index of caches, which are of one session, by their numbers in the model."""
-    begin, names, arrays = index * BLOCK, list[tuple[int, str]](), list[mx.array]()
+def cut_block(caches: Mapping[int, Any], row: int, index: int) -> Block | None:
+    """Copy the block of this index of a row of caches, by their numbers in the model; None if a value is not finite."""
+    names, arrays = list[tuple[int, str]](), list[mx.array]()
     for number, cache in caches.items():
         for k, part in enumerate(parts([cache])):
             if not part.empty():
+                begin = index * BLOCK + (int(part.left_padding[row]) if isinstance(part, BatchKVCache) else 0)
                 names += [(number, f"{k}.keys"), (number, f"{k}.values")]
-                arrays += [mx.contiguous(each[..., begin : begin + BLOCK, :]) for each in (part.keys, part.values)]
+                cut = [each[row : row + 1, :, begin : begin + BLOCK] for each in (part.keys, part.values)]
+                arrays += map(mx.contiguous, cut)
+    if not all(each.item() for each in [mx.isfinite(array).all() for array in arrays]):
+        return None
     block: Block = {number: {} for number in caches}
     for (number, key), tensor in zip(names, pack(arrays), strict=True):
         block[number][key] = tensor

@@ -124,7 +124,7 @@ class Lanes:
         return sum(caches.total_bytes(lane.caches) for lane in (*self._lanes.values(), *self._prefixes.values()))
 
     def apply(self, op: CacheOp) -> None:
-        """Apply one cache operation. Raises PippinError when it does not fit; the caches are then unchanged."""
+        """Apply one cache operation; Store is none. Raises PippinError when it does not fit; the caches are then unchanged."""
         if isinstance(op, Open | Keep | Reuse) and len(self._lanes) + len(self._prefixes) >= _MAX_CACHES:
             raise PippinError(f"There are {_MAX_CACHES} lanes and prefixes already, the maximum of a stage.")
         match op:
@@ -285,8 +285,12 @@ class Lanes:
         copied.trim(1 if lane.ahead else 0)
         self._prefixes[prefix] = copied.first(tokens)
 
-    def prefix(self, number: SequenceId) -> CacheLane | None:
-        return self._prefixes.get(number)
+    def find(self, number: SequenceId, leftover: LeftoverKv) -> tuple[CacheLane, int] | None:
+        """Where a sequence is, of this ring or left by an earlier one, and in which row; None if it is nowhere."""
+        if kept := self._prefixes.get(number) or leftover.prefixes.get(number):
+            return kept, 0
+        lanes = (*self._lanes.values(), *leftover.lanes)
+        return next(((lane, lane.numbers.index(number)) for lane in lanes if number in lane.numbers), None)
 
     def add_prefix(self, number: SequenceId, filled: Mapping[int, Any], tokens: int) -> None:
         """Add a prefix of these caches, by their numbers in the model."""

@@ -116,9 +116,9 @@ class Runner:
             leftover.faults = count
         return leftover
 
-    def block(self, prefix: SequenceId, index: int) -> Block | None:
+    def block(self, number: SequenceId, index: int) -> Block | None:
         """See Stage.block. None also after a failure of the device, as the KV may be wrong."""
-        return self._stage.block(prefix, index) if self._device_faults.count == self._since else None
+        return self._stage.block(number, index) if self._device_faults.count == self._since else None
 
     def restore(self, prefix: SequenceId, blocks: Sequence[Block]) -> Generator[float, None, int | None]:
         """Make a prefix of the first blocks, in pieces. Returns how many: see Stage.restore; None if MLX fails."""

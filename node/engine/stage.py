@@ -104,12 +104,14 @@ class Stage:
 
     # --- KV on disk ---
 
-    def block(self, prefix: SequenceId, index: int) -> Block | None:
-        """A copy of a block of a prefix, of this ring or left by one; None if there is no such prefix any more."""
-        kept = self.lanes.prefix(prefix) or self.leftover.prefixes.get(prefix)
-        if not kept or kept.positions[0] < (index + 1) * BLOCK:
+    def block(self, number: SequenceId, index: int) -> Block | None:
+        """A copy of a block of a sequence, of this ring or left by one; None if there is no such sequence any more, or a value
+        is not finite.
+        """
+        lane, row = self.lanes.find(number, self.leftover) or (None, 0)
+        if not lane or lane.positions[row] < (index + 1) * BLOCK:
             return None
-        return cut_block(dict(zip(self._own, kept.caches, strict=False)), index)
+        return cut_block(dict(zip(self._own, lane.caches, strict=False)), row, index)
 
     def restore(self, prefix: SequenceId, blocks: Sequence[Block]) -> Generator[float, None, int]:
         """Make a prefix of the first blocks of a sequence, in pieces. Returns how many there are before the first one that

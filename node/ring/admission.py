@@ -16,9 +16,9 @@ from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded, PippinError
 from node.core.fair_queue import FairQueue
-from node.core.frames import CacheOp, Drop, Forget, Held, Keep, Merge, Open, Restore, Reuse, SequenceId, Take
+from node.core.frames import CacheOp, Drop, Forget, Held, Keep, Merge, Open, Restore, Reuse, SequenceId, Store, Take
 from node.engine.plan import Plan
-from node.kv.blocks import chain_of
+from node.kv.blocks import BLOCK, chain_of
 from node.ring.flight import Flight
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
@@ -233,6 +233,7 @@ class Admission:
 
     def _preempt(self, slot: Slot, *, keep: bool) -> None:
         """Free a session's slot. The caller puts the session back into the queue."""
+        slot.session.sought = False
         slot.gone, slot.keep, slot.session.slot, slot.session.lost = True, keep, None, slot.sent
         self.clear_prefills()
 
@@ -302,7 +303,7 @@ class Admission:
     def take_back(self, lane: Lane) -> None:
         """Take back the last token of a session that has the lane to itself, and all guesses after it: it is computed again."""
         slot, lane.again = lane.rows[0], True
-        slot.sent, slot.number = len(slot.session.tokens) - 1, next(self._numbers)
+        slot.sent, slot.number, slot.stored = len(slot.session.tokens) - 1, next(self._numbers), 0
         # Stages take single guesses back, and no token of which they were told that it is certain.
         self.ops += [Keep(lane.number, 0, slot.number, slot.sent), Drop(lane.number), Take(lane.number, slot.number)]
 
@@ -334,5 +335,15 @@ class Admission:
         self.evict(size)
         number = next(self._numbers)
         self.ops += [Forget(old) for old in self.prefixes.add(number, tokens)]
-        chain = chain_of(self.limits.stored, tokens) if self.limits.stored and len(tokens) >= MIN_STORED else b""
-        return (Keep(lane, row, number, slot.sent, chain),)
+        return Keep(lane, row, number, slot.sent), *self._store(number, tokens)
+
+    def computed(self, slot: Slot) -> None:
+        """A step computes the KV of all tokens that are sent: have the stages keep new whole blocks on their disks."""
+        if slot.sent // BLOCK > slot.stored and not slot.session.evaluate_request:
+            slot.stored = slot.sent // BLOCK
+            self.ops += self._store(slot.number, slot.session.tokens[: slot.sent])
+
+    def _store(self, number: SequenceId, tokens: Sequence[int]) -> Sequence[CacheOp]:
+        version, can_be_cut = self.limits.stored, self.plan.trimmable and not self.plan.chunked
+        is_wanted = can_be_cut and len(tokens) >= MIN_STORED
+        return (Store(number, chain_of(version, tokens)),) if version and is_wanted else ()

@@ -241,6 +241,7 @@ class Scheduler:
         self.admission.ops += [Back(lane.number, wrong)] if wrong and not chained else []
         for slot in lane.rows if chained or right else ():
             slot.sent = len(slot.session.tokens) if chained else slot.sent + right
+            self.admission.computed(slot)
             # A slot that has gone meanwhile lacks the token of this step: caches that can't go back have one too many.
             slot.keep = slot.keep and self.admission.plan.trimmable
         return begun
@@ -263,11 +264,11 @@ class Scheduler:
         self.admission.lanes.remove(lane)
         self.admission.lanes.append(lane)
         lane.prepare(self.admission.ops, self.admission.keep_as)
-        ops = self.admission.pop_ops()
         tokens = tuple(tuple(slot.session.tokens[slot.sent :]) for slot in lane.rows)
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
-        step = Step(lane.number, ops, tuple(lane.rows), tokens, samples=True)
+            self.admission.computed(slot)
+        step = Step(lane.number, self.admission.pop_ops(), tuple(lane.rows), tokens, samples=True)
         filled: tuple[int, ...] = ()
         padding = 0
         if len(tokens) == 1:
@@ -317,6 +318,8 @@ class Scheduler:
         most = self.admission.chunk_size.of(prefill, self.admission.decoding, is_alone=is_alone)
         begin, rows = prefill.slots[0].sent, tuple(prefill.slots)
         tokens = prefill.chunk(most, is_on_grid=self.admission.plan.chunked)
+        for slot in rows:
+            self.admission.computed(slot)
         samples = not prefill.ready and prefill.slots[0].evaluation is None
         self.flight.sent(step := Step(prefill.lane, self.admission.pop_ops(), rows, tokens, samples, begin))
         return step

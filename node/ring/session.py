@@ -191,6 +191,8 @@ class Slot:
     """Number of the lane in which it begins; later ones have higher numbers."""
     number: SequenceId = 0
     """The stages know its KV by it, whichever lane it moves to: the number of `lane`, or of the prefix that became the session's."""
+    stored: int = 0
+    """Blocks whose names the stages know, for their disks."""
     sent: int = 0
     """Tokens whose KV the stages have, once all steps in flight have passed them."""
     cached: int = 0

@@ -1,7 +1,7 @@
 """KV on disk, as this node's stages keep and take it, whatever ring they are of.
 
-Prefixes are stored behind the scenes, one after the other and block by block: the compute thread copies a block, which takes less
-than a step of a prompt, and a thread of the pool writes it. What is not written when a prefix is freed is not written at all.
+Sequences are stored behind the scenes while they grow, in turn and block by block: the compute thread copies a block, which takes
+less than a step of a prompt, and a thread of the pool writes it. What is not copied when a sequence is freed is not written at all.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from node.core.clock import now
 from node.core.errors import Overloaded, PippinError
-from node.core.frames import CacheOp, Keep
+from node.core.frames import CacheOp, Store
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.nodes import Address
 from node.core.pool import Pool
@@ -32,18 +32,18 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _MAX_WAITING = 64
-"""Prefixes that wait to be stored. Further ones are not stored."""
+"""Sequences that wait to be stored. Further ones are not stored."""
 HANGS_S = 5.0
 """Time after which a job of the disk that has not ended means that the disk hangs: no KV is taken until it has."""
 FLUSH_S = 5.0
 """Maximum time for which rings that end for good wait until their KV is stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sequence:
     runner: Runner
     model: str
-    op: Keep
+    op: Store
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +52,7 @@ class StoredKv:
     compute: Compute
     pool: Pool
     """Reads and writes the disk."""
-    _unstored: list[_Kept] = field(default_factory=list[_Kept])
+    _unstored: list[_Sequence] = field(default_factory=list[_Sequence])
     """The first one is being stored, until it is no longer in the list."""
     _stored: Signal = field(default_factory=Signal)
     """One of them is stored."""
@@ -61,11 +61,15 @@ class StoredKv:
     # --- to the disk --------------------------------------------------------------------------------------------------
 
     def keep(self, runner: Runner, model: str, ops: Iterable[CacheOp]) -> None:
-        """Begin to store the prefixes that these operations make; their job must be queued already."""
+        """Begin to store what these operations name; the job of their frame must be queued already."""
         for op in ops:
-            wanted = isinstance(op, Keep) and op.chain and runner.blocks_of and self.exchange.store.may_write
-            if isinstance(op, Keep) and wanted and len(self._unstored) < _MAX_WAITING:
-                self._unstored.append(_Kept(runner, model, op))
+            if isinstance(op, Store) and runner.blocks_of and self.exchange.store.may_write:
+                # What is being stored is found on the disk when its turn comes again.
+                waiting = [each for each in self._unstored[1:] if (each.runner, each.op.number) == (runner, op.number)]
+                for each in waiting:
+                    self._unstored.remove(each)
+                if len(self._unstored) < _MAX_WAITING:
+                    self._unstored.append(_Sequence(runner, model, op))
         if self._unstored and (self._storing is None or self._storing.done()):
             self._storing = asyncio.create_task(self._store_all(), name="KV to disk")
 
@@ -73,12 +77,12 @@ class StoredKv:
         """Wait until what is to be stored of these rings, or of all, is on the disk, but not for long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                while any(runners is None or kept.runner in runners for kept in self._unstored):
+                while any(runners is None or each.runner in runners for each in self._unstored):
                     await self._stored.wait()
 
     def forget(self, runners: Collection[Runner]) -> None:
         """Store no more of these rings, which have ended: their weights are to be free."""
-        self._unstored = [kept for kept in self._unstored if kept.runner not in runners]
+        self._unstored = [each for each in self._unstored if each.runner not in runners]
 
     async def device_failed(self) -> None:
         """The device of this node has failed: what it computed may be wrong."""
@@ -90,28 +94,29 @@ class StoredKv:
 
     async def _store_all(self) -> None:
         while self._unstored:
-            kept = self._unstored[0]
+            sequence = self._unstored[0]
             try:
-                await self._store(kept)
+                await self._store(sequence)
             except (PippinError, *MLX_ERRORS) as error:
-                log.warning("KV of %s is not stored: %s", kept.model, error)
-            if kept in self._unstored:
-                self._unstored.remove(kept)
-            del kept  # it holds the weights
+                log.warning("KV of %s is not stored: %s", sequence.model, error)
+            if sequence in self._unstored:
+                self._unstored.remove(sequence)
+            del sequence  # it holds the weights
             self._stored.notify()
 
-    async def _store(self, kept: _Kept) -> None:
-        store, caches, names = self.exchange.store, kept.runner.blocks_of, names_of(kept.op.chain)
+    async def _store(self, sequence: _Sequence) -> None:
+        runner, op = sequence.runner, sequence.op
+        store, caches, names = self.exchange.store, runner.blocks_of, names_of(op.chain)
         room = store.budget
         await self.pool.run(store.used, names)  # else new ones might drive out the first
         for index, name in enumerate(names):
-            if kept not in self._unstored:
+            if sequence not in self._unstored:
                 return
             if len(store.held(name, caches)) < len(caches):
-                block = await self.compute.run(kept.runner.block, kept.op.prefix, index)
+                block = await self.compute.run(runner.block, op.number, index)
                 if block is None or not store.may_write:
                     return
-                await self.pool.run(store.write, kept.model, name, block)
+                await self.pool.run(store.write, sequence.model, name, block)
             size = store.size(name)
             room -= size
             if room < size:  # the next one would drive out the first, without which none is of use

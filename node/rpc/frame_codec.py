@@ -8,10 +8,11 @@ import struct
 from google.protobuf.message import DecodeError
 
 from node.core.errors import BadRequest, Incompatible
-from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Take, Tensor
+from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Store, Take, Tensor
 from node.rpc.bounds import checked
 from node.rpc.mapping import from_message, to_message
 from node.wire.frame_pb2 import Header, Op, TensorMeta
+from node.wire.frame_pb2 import Store as StoreMessage
 
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 20
@@ -34,7 +35,8 @@ def encode(frame: Frame) -> bytes:
     header = to_message(
         frame,
         Header,
-        ops=[to_message(op, Op, kind=_KINDS[type(op)]) for op in frame.ops],
+        ops=[to_message(op, Op, kind=_KINDS[type(op)]) for op in frame.ops if not isinstance(op, Store)],
+        stored=[to_message(op, StoreMessage) for op in frame.ops if isinstance(op, Store)],
         tensors=[_meta(tensor) for tensor in frame.tensors],
         tokens=_meta(frame.tokens) if frame.tokens else None,
     )
@@ -64,7 +66,7 @@ def decode(data: bytes) -> Frame:
     return from_message(
         header,
         Frame,
-        ops=tuple(_decode_op(op) for op in header.ops),
+        ops=(*(_decode_op(op) for op in header.ops), *(from_message(op, Store) for op in header.stored)),
         tensors=tuple(tensors[: len(header.tensors)]),
         tokens=tensors[-1] if header.HasField("tokens") else None,
     )

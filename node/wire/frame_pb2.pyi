@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Header(_message.Message):
-    __slots__ = ("ring", "term", "epoch", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled", "every", "held", "faults", "unverified", "restore")
+    __slots__ = ("ring", "term", "epoch", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled", "every", "held", "faults", "unverified", "restore", "stored")
     RING_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Header(_message.Message):
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     UNVERIFIED_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     ring: str
     term: int
     epoch: int
@@ -42,7 +43,16 @@ class Header(_message.Message):
     faults: _containers.RepeatedCompositeFieldContainer[Fault]
     unverified: int
     restore: Restore
-    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ..., unverified: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ...) -> None: ...
+    stored: _containers.RepeatedCompositeFieldContainer[Store]
+    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ..., unverified: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., stored: _Optional[_Iterable[_Union[Store, _Mapping]]] = ...) -> None: ...
+
+class Store(_message.Message):
+    __slots__ = ("number", "chain")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    chain: bytes
+    def __init__(self, number: _Optional[int] = ..., chain: _Optional[bytes] = ...) -> None: ...
 
 class Restore(_message.Message):
     __slots__ = ("number", "tokens", "least", "chain", "seconds", "pending", "longest")
@@ -101,7 +111,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
 
 class Op(_message.Message):
-    __slots__ = ("kind", "lane", "source", "rows", "tokens", "prefix", "row", "chain")
+    __slots__ = ("kind", "lane", "source", "rows", "tokens", "prefix", "row")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[Op.Kind]
@@ -131,7 +141,6 @@ class Op(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
-    CHAIN_FIELD_NUMBER: _ClassVar[int]
     kind: Op.Kind
     lane: int
     source: int
@@ -139,5 +148,4 @@ class Op(_message.Message):
     tokens: int
     prefix: int
     row: int
-    chain: bytes
-    def __init__(self, kind: _Optional[_Union[Op.Kind, str]] = ..., lane: _Optional[int] = ..., source: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., prefix: _Optional[int] = ..., row: _Optional[int] = ..., chain: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[Op.Kind, str]] = ..., lane: _Optional[int] = ..., source: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., prefix: _Optional[int] = ..., row: _Optional[int] = ...) -> None: ...

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from node.core.frames import Drop, Keep, Open, Reuse, Tensor
+from node.core.frames import Drop, Filter, Keep, Merge, Open, Reuse, Tensor
 from node.core.models import ModelVersion
 from node.engine.faults import Faults
 from node.engine.kv_blocks import Block
@@ -105,11 +105,45 @@ def test_a_block_that_this_stage_could_not_have_made_ends_a_prefix(wrong: str) -
     tensor = Tensor("float32", (1, 2, BLOCK, 16), bytes(BLOCK * 128))
     good = {k: {"0.keys": tensor, "0.values": tensor} for k in range(4)}
     assert at_a_stretch(runner.restore(7, [WRONG[wrong](good)])) == 0
-    assert stage.lanes.prefix(7) is None
+    assert stage.lanes.find(7, stage.leftover) is None
     assert at_a_stretch(runner.restore(7, [dict(good), WRONG[wrong](good), good])) == 1
-    kept = stage.lanes.prefix(7)
-    assert kept
+    found = stage.lanes.find(7, stage.leftover)
+    assert found
+    kept, _ = found
     assert kept.positions == [cache.offset for cache in kept.caches[:1]] == [BLOCK]
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_a_block_of_a_running_session_is_that_of_a_prefix(name: str) -> None:
+    """Also of a row among others, which are longer or shorter."""
+    stage = Stages(shared_model(CONFIGURATIONS[name])).ring(0, 4).stages[0].sibling()
+    long = prompt(TOKENS.shape[1] + 70, seed=2)
+    for lane, tokens in ((1, TOKENS), (2, long), (3, TOKENS[:, :30])):
+        stage.lanes.apply(Open(lane))
+        stage.run(lane, tokens)
+    stage.lanes.apply(Keep(1, 0, prefix=5, tokens=TOKENS.shape[1]))
+    wanted = [stage.block(5, index) for index in range(2)]
+    assert [stage.block(1, index) for index in range(3)] == [*wanted, None]
+    for source in (3, 1, 2):
+        stage.lanes.apply(Merge(9, source))
+    assert [stage.block(1, index) for index in range(3)] == [*wanted, None]
+    assert stage.block(2, 0) not in (None, wanted[0])
+    assert stage.block(3, 0) is None
+    stage.lanes.apply(Filter(9, (2, 1)))
+    stage.lanes.leave(stage.leftover)
+    assert [stage.block(1, index) for index in range(2)] == wanted
+    stage.leftover.clear()
+    assert stage.block(1, 0) is None
+
+
+def test_a_block_that_is_not_finite_is_none() -> None:
+    stage = Stages(shared_model(CONFIGURATIONS["llama"])).ring(0, 4).stages[0].sibling()
+    stage.lanes.apply(Open(1))
+    stage.run(1, TOKENS)
+    cache = stage.lanes.lane(1).caches[2]
+    cache.values[0, 1, BLOCK + 3, 5] = float("nan")
+    assert stage.block(1, 0)
+    assert stage.block(1, 1) is None
 
 
 def test_a_prefix_that_has_gone_has_no_blocks_and_one_that_was_left_has() -> None:

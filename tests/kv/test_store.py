@@ -168,7 +168,7 @@ def test_a_full_disk_stops_writing_for_a_while(store: KvStore, tmp_path: Path, m
         patched.setattr(store_module.os, "open", full)
         store.write("some/model", NAMES[0], kv(0, 1))
     issue = Code.KV_NOT_STORED.issue(node="mini-1", error=store.failure)
-    assert issue.text == "mini-1 can't write the KV of finished sessions to its disk: No space left on device."
+    assert issue.text == "mini-1 can't write the KV of sessions to its disk: No space left on device."
     store.write("some/model", NAMES[0], kv(0, 1))
     assert not store.parts(NAMES[0])
     clock[0] += 61

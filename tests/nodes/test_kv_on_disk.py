@@ -82,14 +82,36 @@ def test_it_outlives_the_kill_of_all_nodes(
     cluster: Cluster, undisturbed: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     blocks = first_turn(cluster, undisturbed)
+    second = turn(killed_and_started(cluster), next_messages(undisturbed[0]))
+    assert text(second) == text(undisturbed[1])
+    assert cached(second) >= blocks * BLOCK
+
+
+def test_what_was_computed_by_a_kill_in_mid_answer_is_on_the_disks(
+    cluster: Cluster, undisturbed: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    nodes = cluster.start(2, "--model", MODEL, "--stages", "2")
+    cluster.ready(*nodes, stages=2)
+    prompt_blocks = int(undisturbed[0]["usage"]["prompt_tokens"]) // BLOCK
+    body = {**chat_body("", stream=True), "messages": FIRST, "max_tokens": 2000, "temperature": 0, "ignore_eos": True}
+    with nodes[0].request("POST", "/v1/chat/completions", body) as response:
+        for node in nodes:
+            until(lambda node=node: stored(cluster, node) > prompt_blocks, "more than the prompt is on the disk")
+        again = killed_and_started(cluster)
+        assert response.status == 200
+    found = turn(again, FIRST)
+    assert text(found) == text(undisturbed[0])
+    assert cached(found) >= prompt_blocks * BLOCK
+
+
+def killed_and_started(cluster: Cluster) -> Node:
+    """Kill all nodes and start them again. Returns the first one."""
     nodes = list(cluster.nodes)
     for node in nodes:
         node.kill()
     again = [cluster.launch("--model", MODEL, "--stages", "2", name=node.name) for node in nodes]
     cluster.ready(*(node.started() for node in again), stages=2)
-    second = turn(again[0], next_messages(undisturbed[0]))
-    assert text(second) == text(undisturbed[1])
-    assert cached(second) >= blocks * BLOCK
+    return again[0]
 
 
 def test_a_node_starts_whatever_is_in_the_place_of_its_kv(cluster: Cluster) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from node.core.frames import Keep
+from node.core.frames import Store
 from node.core.models import ModelVersion
 from node.core.pool import Pool
 from node.kv.blocks import BLOCK, chain_of, encode, names_of
@@ -43,7 +43,7 @@ def made(store: KvStore) -> StoredKv:
 
 
 def begin(stored: StoredKv, runner: Any, chain: bytes) -> None:
-    stored.keep(runner, "m", [Keep(0, 0, 1, len(chain) // 16 * BLOCK, chain)])
+    stored.keep(runner, "m", [Store(1, chain)])
 
 
 async def keep(store: KvStore, runner: Any, chain: bytes) -> None:

@@ -21,6 +21,7 @@ from node.core.frames import (
     NonFiniteRow,
     Open,
     Reuse,
+    Store,
     Take,
     Tensor,
 )
@@ -41,6 +42,7 @@ ops = st.one_of(
     st.builds(Take, numbers, numbers),
     st.builds(Forget, numbers),
     st.builds(Back, numbers, numbers),
+    st.builds(Store, numbers, st.binary(max_size=64)),
 )
 tensors = st.builds(
     Tensor, st.sampled_from(["float32", "bfloat16"]), st.lists(numbers, max_size=3).map(tuple), st.binary(max_size=40)
@@ -51,7 +53,7 @@ frames = st.builds(
     fence=st.builds(Fence, numbers, numbers),
     seq=numbers,
     held=st.lists(st.builds(Held, numbers, numbers), max_size=3, unique_by=lambda held: held.number).map(tuple),
-    ops=st.lists(ops, max_size=4).map(tuple),
+    ops=st.lists(ops, max_size=4).map(lambda ops: (*sorted(ops, key=lambda op: isinstance(op, Store)),)),
     lane=st.none() | numbers,
     tensors=st.lists(tensors, max_size=3).map(tuple),
     tokens=st.none() | tensors,

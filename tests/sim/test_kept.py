@@ -14,7 +14,7 @@ STAGES = 3
 @pytest.mark.parametrize("trimmable", [True, False])
 def test_what_was_computed_is_not_computed_again(trimmable):
     """If a model's caches can't go back, a sequence is lost when the stages stopped it at different places."""
-    world = World(6, STAGES)
+    world = World(7, STAGES)
     world.trimmable = trimmable
     world.min_stages = STAGES
     world.step_s = 0.02

@@ -14,14 +14,29 @@ import pytest
 
 from node.core.errors import Overloaded
 from node.core.evaluation import ChunkResult, EvaluateRequest, Score
-from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Restore, Reuse, Take
+from node.core.frames import (
+    Back,
+    CacheOp,
+    Drop,
+    Filter,
+    Forget,
+    Frame,
+    Held,
+    Keep,
+    Merge,
+    Open,
+    Restore,
+    Reuse,
+    Store,
+    Take,
+)
 from node.core.generation import GenerateRequest, Sampling
 from node.core.models import ModelVersion
 from node.core.rings import Fence
 from node.core.row_family import RowFamily
 from node.engine.sampling import Sampled
 from node.engine.verdict import Verdict
-from node.kv.blocks import names_of
+from node.kv.blocks import chain_of, names_of
 from node.ring.admission import LONG_PROMPTS
 from node.ring.flight import Step
 from node.ring.lane import FIRST_NUMBER
@@ -88,6 +103,22 @@ class FakeStages:
         """Of lanes: tokens that may be taken back."""
         self.disk: dict[str, Row] = {}
         """Blocks by their names, each with all tokens up to its end."""
+        self.named: list[Store] = []
+        """Of this frame."""
+        self.stored_while_running = 0
+
+    def store(self) -> None:
+        """A frame is done: what it names goes to the disk, unless it has been freed."""
+        for op in self.named:
+            lanes = [lane for lane, numbers in self.numbers.items() if op.number in numbers]
+            rows = [self.lanes[lane][self.numbers[lane].index(op.number)] for lane in lanes]
+            self.stored_while_running += len(rows)
+            names = names_of(op.chain)
+            for here in rows or [row for number, row in self.prefixes.items() if number == op.number]:
+                assert len(here) >= len(names) * BLOCK
+                for k, name in enumerate(names, 1):
+                    assert self.disk.setdefault(name, here[: k * BLOCK]) == here[: k * BLOCK]
+        self.named = []
 
     def apply(self, op: CacheOp) -> None:
         match op:
@@ -104,11 +135,12 @@ class FakeStages:
                 self.numbers[lane] = [self.numbers[lane][row] for row in rows]
             case Drop(lane):
                 del self.lanes[lane], self.numbers[lane]
-            case Keep(lane, row, prefix, tokens, chain):
+            case Keep(lane, row, prefix, tokens):
                 here = self.lanes[lane][row]
                 assert tokens == len(here) or (self.trimmable and tokens < len(here))
                 self.prefixes[prefix] = here[:tokens]
-                self.disk |= {name: here[: k * BLOCK] for k, name in enumerate(names_of(chain), 1)}
+            case Store():
+                self.named.append(op)
             case Take(lane, prefix):
                 assert lane not in self.lanes
                 self.lanes[lane], self.numbers[lane] = [self.prefixes.pop(prefix)], [prefix]
@@ -288,6 +320,7 @@ class World:
         if step is None:
             for op in self.scheduler.admission.pop_ops():
                 self.fake.apply(op)
+            self.fake.store()
             self.scheduler.flight.wire_is_slow = self.of_clients.random() < 0.3
             step = self.scheduler.guess() if self.stages > 1 else None
             if step is None:
@@ -298,6 +331,7 @@ class World:
         self.check_ahead(step)
         self.check_tokens(step)
         self.in_flight.append((step, self.fake.run(step)))
+        self.fake.store()
         return True
 
     def advance(self) -> None:
@@ -458,7 +492,7 @@ class World:
 
 
 def run(seed: int) -> World:
-    blocks = (mock.patch(f"node.{room}.BLOCK", BLOCK) for room in ("kv.blocks", "ring.restoring"))
+    blocks = (mock.patch(f"node.{room}.BLOCK", BLOCK) for room in ("kv.blocks", "ring.admission", "ring.restoring"))
     stored = (mock.patch(f"node.ring.{part}.MIN_STORED", MIN_STORED) for part in ("admission", "restoring"))
     with ExitStack() as patches:
         for patch in (*blocks, *stored):
@@ -522,6 +556,7 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
     assert sum(world.fake.taken for world in worlds) > 0
     assert block or sum(world.fake.shared for world in worlds) > 0
     assert sum(world.restored for world in worlds) > 10
+    assert sum(world.fake.stored_while_running for world in worlds) > 500
     assert sum(world.together_restored for world in worlds) > 10
     assert sum(world.kept for world in worlds) > 500
     assert sum(world.together for world in worlds) > 50
@@ -869,6 +904,44 @@ def asked_of(scheduler: Scheduler) -> list[Restore]:
 
 def restored(scheduler: Scheduler, asked: Restore, tokens: int) -> None:
     scheduler.admission.restored(asked, replace(asked, tokens=tokens, longest=tokens))
+
+
+def stored_by(step: Step) -> list[int]:
+    """How many blocks of a sequence the step names, for each that it names."""
+    return [len(names_of(op.chain)) for op in step.ops if isinstance(op, Store)]
+
+
+def test_a_session_is_stored_while_it_grows_whether_memory_will_have_room_for_it_or_not() -> None:
+    """In steps that follow each other without the driver, too; and nothing twice."""
+    scheduler = with_disk()
+    session = request(1500, 400)
+    scheduler.admission.submit(session)
+    scheduler.next()
+    (asked,) = asked_of(scheduler)
+    restored(scheduler, asked, 0)
+    steps = [turn(scheduler) for _ in range(3)]
+    assert [stored_by(step) for step in steps] == [[], [4], [5]]
+    names = names_of(chain_of(ModelVersion("m"), session.tokens))
+    while not session.finished:
+        steps.append(turn(scheduler))
+    found = [op for step in steps for op in step.ops if isinstance(op, Store)]
+    assert [len(names_of(op.chain)) for op in found] == [4, 5, 6, 7]
+    assert names_of(found[1].chain) == names[:5]
+    assert {op.number for op in found} == {session.slot.number if session.slot else -1}
+
+
+def test_a_session_that_gave_its_room_to_others_takes_its_kv_from_the_disk() -> None:
+    scheduler = with_disk(max_sessions=1, context=4096)
+    sessions = [request(900, 2000), request(900, 2000, first=2500)]
+    short = replace(request(20, 500).request, stop_tokens=frozenset({1}))
+    for session in (*(Session(short) for _ in range(20)), *sessions):  # the ring reckons with short answers
+        scheduler.admission.submit(session)
+    while not sessions[0].finished:
+        turn(scheduler)
+    assert sessions[1].lost > 1024
+    scheduler.next()
+    (asked,) = asked_of(scheduler)
+    assert len(sessions[1].tokens) - 1 - 256 < asked.tokens < len(sessions[1].tokens)
 
 
 def test_sessions_that_come_at_once_all_wait_for_their_kv() -> None:

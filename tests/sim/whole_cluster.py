@@ -36,7 +36,10 @@ PATCHES = {
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
     "node.ring.admission.LONG_PREFIX": 20,
     "node.ring.sharing.WORTH_SHARING": 16,
-    **dict.fromkeys(("node.kv.blocks.BLOCK", "node.ring.restoring.BLOCK", "node.ring.stored_kv.BLOCK"), BLOCK),
+    **dict.fromkeys(
+        ("node.kv.blocks.BLOCK", "node.ring.admission.BLOCK", "node.ring.restoring.BLOCK", "node.ring.stored_kv.BLOCK"),
+        BLOCK,
+    ),
     **dict.fromkeys(("node.ring.admission.MIN_STORED", "node.ring.restoring.MIN_STORED"), 2 * BLOCK),
     "node.ring.limits.prefill_chunk": lambda *_: 16,
     "node.cluster.probes.interface_towards": lambda *_: None,

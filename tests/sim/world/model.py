@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from node.core.evaluation import ChunkRequest
-from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
+from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Store, Take
 from node.core.generation import GenerateRequest, Sampling
 from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.engine.compute import Compute
@@ -218,7 +218,8 @@ class FakeStage:
 
     def apply(self, op: CacheOp) -> None:
         try:
-            self._apply(op)
+            if not isinstance(op, Store):
+                self._apply(op)
         except (KeyError, IndexError, AssertionError) as error:
             self.violated(f"{op} does not fit: {error!r}")
 
@@ -343,8 +344,11 @@ class FakeRunner:
     def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
         return self._stage.inherit(held)
 
-    def block(self, prefix: int, index: int) -> Any:
-        row = self._stage.prefixes.get(prefix) or self._stage.leftover.rows.get(prefix)
+    def block(self, number: int, index: int) -> Any:
+        row = self._stage.prefixes.get(number) or self._stage.leftover.rows.get(number)
+        for lane, numbers in self._stage.numbers.items():
+            if number in numbers:
+                row = self._stage.lanes[lane][numbers.index(number)]
         begin = index * BLOCK
         if not row or len(row[0]) < begin + BLOCK:
             return None
