@@ -204,7 +204,7 @@ class Options:
         FAIL_AFTER_S,
     )
     step_timeout: float = _failure(
-        "--step-timeout S", values.seconds(1, 3600), "seconds that a step of a ring may take (default: {})", 60
+        "--step-timeout S", values.seconds(1, 3600), "seconds for which a ring may give no step back (default: {})", 60
     )
 
     data_dir: Path | None = _process(

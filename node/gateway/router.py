@@ -54,6 +54,8 @@ class Tries:
     """Ids of the rings that had no place for it."""
     lost: set[str] = field(default_factory=set)
     """Ids of the rings that were lost under it."""
+    why_lost: PippinError | None = None
+    """Why the last one was."""
     fruitless: int = 0
     """Tries since the last new token."""
     since: float = 0.0
@@ -133,7 +135,7 @@ class Router:
     async def _choose(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> Ring:
         """A ring for the next try: one that was not tried, if there is one."""
         wait_s = RECOVER_WAIT_S if tries.lost else OPEN_WAIT_S
-        ready = await self.wait_for_rings(request.model, wait_s, request.client, request.revision)
+        ready = await self.wait_for_rings(request.model, wait_s, request.client, request.revision, tries.why_lost)
         view = self._agent.view()
         traffic = {each.ring: each.running + each.queued for peer in view.peers for each in peer.report.traffic}
         suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
@@ -157,6 +159,7 @@ class Router:
             log.log(logging.INFO if planned else logging.WARNING, "request %s lost its ring: %s", request.id, error)
             self.recoveries += 1
             tries.lost.add(ring.id)
+            tries.why_lost = error
         tries.since = tries.since if tries.fruitless else now()
         tries.fruitless += 1
         if tries.fruitless > FRUITLESS_TRIES and now() - tries.since > RECOVER_WAIT_S:
@@ -179,11 +182,11 @@ class Router:
         return [ring for ring in usable_rings(self._agent.view(), model) if ring.version.revision == revision]
 
     async def wait_for_rings(
-        self, model: str, wait_s: float, client: str, revision: str | None = None
+        self, model: str, wait_s: float, client: str, revision: str | None = None, lost: PippinError | None = None
     ) -> Sequence[Ring]:
-        """One or more rings of the model that are ready; of the revision, if one is given.
+        """One or more rings of the model that are ready; of the revision, if one is given. `lost`: the end of the ring before.
 
-        Raises NotReady after `wait_s`, ModelChanged when there are only rings of another revision, PeerUnavailable when
+        Raises NotReady after `wait_s`, RingLost if a ring was lost before, ModelChanged when there are only rings of another revision, PeerUnavailable when
         this node reaches none of their drivers, and the head's error for a model that it cannot place: ModelNotFound,
         NoCapacity, ModelBroken, ...
         """
@@ -208,8 +211,11 @@ class Router:
                     asked = await self._ask_head(view.head, model)
             except TimeoutError:
                 break
-        told = " ".join([f"{model} is still loading after {wait_s:.0f} s.", *self.loading(model)])
-        raise NotReady(told, hint="Try again later; `cluster status` shows how far it is.")
+        hint = "Try again later; `cluster status` shows how far it is."
+        if lost:
+            told = f"{lost.message} No ring of {model} took over within {wait_s:.0f} s."
+            raise RingLost(" ".join([told, *self.loading(model)]), hint=lost.hint or hint)
+        raise NotReady(" ".join([f"{model} is still loading after {wait_s:.0f} s.", *self.loading(model)]), hint=hint)
 
     def loading(self, model: str) -> list[str]:
         """Sentences that tell how far the nodes are that load a model."""

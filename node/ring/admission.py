@@ -54,7 +54,7 @@ class Admission:
         self.lanes = deque(Lane(number) for number in range(lanes + EXTRA_LANES * plan.batchable))
         """In the order in which they step next."""
         self.prefills: deque[Prefill] = deque()
-        self.chunk_size = ChunkSize(limits.chunk, stages)
+        self.chunk_size = ChunkSize(limits.chunk, stages, limits.step_timeout_s, limits.token_s)
         self.waiting = FairQueue[Session]()
         self.prefixes = Prefixes(limits.charge, trimmable=plan.trimmable)
         self.restoring = Restoring(limits, numbers)

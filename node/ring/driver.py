@@ -353,7 +353,7 @@ class Driver:
         if not self._ended:
             log.warning("ring %s ended: %s", self.ring.id, reason)
             chunk = self._admission.prompt_chunk
-            self.give_up(RingLost(f"The ring ended: {reason.message}"))
+            self.give_up(RingLost(f"The ring ended: {reason.message}", hint=reason.hint))
             self._on_ended(reason, chunk)
 
     async def _watch(self) -> None:
@@ -361,5 +361,8 @@ class Driver:
         while True:
             self._scheduler.flight.wire_is_slow = self._guessing.is_wire_slow()
             await asyncio.sleep(WATCH_S)
-            if self._pipeline.waited_s > (limit := self._admission.limits.step_timeout_s):
-                self.end(RingLost(f"A step took longer than {limit:.0f} s (--step-timeout)."))
+            waited_s, limit = self._pipeline.waited_s, self._admission.limits.step_timeout_s
+            if waited_s > limit:
+                told = f"Nothing came back from the other stages for {waited_s:.0f} s, --step-timeout being {limit:g}"
+                hint = "Look at `cluster status` for a node that hangs; if all are only slow, raise --step-timeout on each."
+                self.end(RingLost(f"{told}: {self._pipeline.awaited}.", hint=hint))

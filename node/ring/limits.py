@@ -47,6 +47,8 @@ class RingLimits:
     """The driver's weights, in tokens of KV of the same size. A step reads them, as it reads the KV of its lane."""
     step_timeout_s: float = 60.0
     """The ring ends when a step takes longer."""
+    token_s: float = 0.0
+    """Seconds for each token of a prompt on the slowest stage, as measured when its layers were loaded; 0 if not known."""
     stored: ModelVersion | None = None
     """What KV on disks is of; None if this node keeps none there."""
 

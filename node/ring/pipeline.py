@@ -42,6 +42,8 @@ class Pipeline:
         self._in_flight: deque[InFlight] = deque()
         self._sending = asyncio.Lock()
         self._seq = 0
+        self._returned_at = 0.0
+        """When the last frame came back."""
 
     @property
     def asking(self) -> bool:
@@ -50,8 +52,15 @@ class Pipeline:
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the oldest step in flight began."""
-        return now() - self._in_flight[0].begun_at if self._in_flight else 0.0
+        """Seconds since the oldest step in flight began, or a frame came back: while they do, stages are slow, but don't hang."""
+        return now() - max(self._in_flight[0].begun_at, self._returned_at) if self._in_flight else 0.0
+
+    @property
+    def awaited(self) -> str:
+        """What is in flight, for people."""
+        step = self._in_flight[0].step
+        what = f"a step of {max(1, sum(map(len, step.tokens)))} tokens" if step else "a question about stored KV"
+        return f"{what}, the oldest of {len(self._in_flight)} frames in flight"
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -112,6 +121,7 @@ class Pipeline:
             return None
         if sent is None or (sent.seq, sent.step and sent.step.lane) != (frame.seq, frame.lane):
             raise BadRequest(f"Frame {frame.seq} of lane {frame.lane} came back when another one was due.")
+        self._returned_at = now()
         return self._in_flight.popleft()
 
     def close(self) -> None:

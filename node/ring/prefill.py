@@ -14,6 +14,8 @@ STALL_STEPS = 2
 """Where steps of decoding are slow, a chunk may take as long as so many of them: a shorter one would gain little."""
 LONG_CHUNK_S = 3.0
 """Maximum time of a chunk of more than SHORT_CHUNK while nothing streams: another prompt may wait for it."""
+TIMEOUT_SHARE = 0.1
+"""Maximum share of --step-timeout that a chunk takes on the slowest stage: it waits there for others, and other work slows it down."""
 SHORT_CHUNK = 512
 """Tokens with which every device is nearly at its full speed."""
 MIN_CHUNK = 16
@@ -84,6 +86,9 @@ class ChunkSize:
     """Tokens with which the device reaches its full speed: the size when no stream would be delayed."""
     stages: int
     """Of the ring."""
+    step_timeout_s: float = math.inf
+    measured_s: float = 0.0
+    """See RingLimits.token_s."""
     last_tokens: int = 0
     """Tokens of the last step of prompts."""
     last_s: float = 0.0
@@ -112,13 +117,14 @@ class ChunkSize:
         return max(1, self.stages - decoding) if decoding else 0
 
     def _tokens(self, between: int, token_s: float = 0.0) -> int:
-        """`token_s`: seconds for each token of this prompt; 0 before its first chunk."""
+        """`token_s`: seconds for each token of this prompt; 0 before its first chunk. Where not even one is measured, chunks are short."""
         token_s = token_s or self.token_s
         size = self.most if token_s else min(self.most, SHORT_CHUNK)
         least, limit = SHORT_CHUNK, LONG_CHUNK_S
         if between:
             least, limit = MIN_CHUNK, max(STALL_S, STALL_STEPS * self.decode_s) / between
-        while size > least and size * token_s > limit:
+        longest = TIMEOUT_SHARE * self.step_timeout_s
+        while (size > least and size * token_s > limit) or (size > MIN_CHUNK and size * token_s > longest):
             size //= 2
         return size
 
@@ -136,8 +142,8 @@ class ChunkSize:
 
     @property
     def token_s(self) -> float:
-        """Seconds for each token of the last step of prompts; 0 before the first."""
-        return self.last_s / self.last_tokens if self.last_tokens else 0.0
+        """Seconds for each token of the last step of prompts; before the first, what was measured."""
+        return self.last_s / self.last_tokens if self.last_tokens else self.measured_s
 
     def note(self, tokens: Sequence[Sequence[int]], seconds: float) -> float:
         """A step of prompts is done. Returns the seconds for each token."""

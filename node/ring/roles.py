@@ -26,6 +26,7 @@ from node.ring.lane import sequence_numbers
 from node.ring.limits import RingOptions, limits_of
 from node.ring.loaded_shards import LoadedShard, LoadedShards
 from node.ring.scheduler import Scheduler
+from node.ring.speeds import slowest_token_s
 from node.ring.stored_kv import StoredKv
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
@@ -98,7 +99,7 @@ class Roles:
             except PippinError as error:
                 guessing.failure = str(error)
         limits = limits_of(ring, self._options, part.shard, loaded)
-        limits = replace(limits, stored=ring.version if self._stored else None)
+        limits = replace(limits, token_s=self._token_s(part), stored=ring.version if self._stored else None)
         driver = Driver(
             ring,
             Scheduler(limits, runner.plan, self._numbers, len(ring.nodes), guesses=self._options.guesses),
@@ -127,6 +128,15 @@ class Roles:
             counts = " or ".join(str(count) for count, _ in family.costs)
             log.info("ring %s: steps of a single session have %s tokens", ring.id, counts)
         return family
+
+    def _token_s(self, part: RingPart) -> float:
+        """See RingLimits."""
+        files = part.ring.version.files
+        told = {report.info.id: report.speeds for report in self._agent.alive()}
+        known = {node: speed for node, speeds in told.items() for speed in speeds if speed.shard.version.files == files}
+        if own := self._shards.speeds.best(part.shard):  # not told before another measurement agrees
+            known[self._agent.info.id] = own
+        return slowest_token_s(part.ring.stages, known)
 
     def _open_link(self, node: str, on_broken: Callable[[PippinError], None]) -> FrameLink:
         """A link to the next stage. Raises PeerUnavailable when no address of its node is known."""

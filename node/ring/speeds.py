@@ -1,10 +1,12 @@
 """What this node measured of its speed, and which measurements count. Pure."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.models import HeldModel, Shard
 from node.core.reports import Speed
+from node.core.rings import StageSpec
 from node.core.row_family import RowFamily
 
 MOST_SPEEDS = 64
@@ -92,6 +94,15 @@ class Speeds:
     def agreed(self) -> Iterator[Speed]:
         """What the other nodes are told."""
         return (known.agreed for known in self._known.values() if known.agreed)
+
+
+def slowest_token_s(stages: Sequence[StageSpec], known: Mapping[str, Speed]) -> float:
+    """Seconds for each token of a prompt on the slowest of these stages, of one model; 0 if no speed is `known`, by node. Nodes of
+    which none is known count as the slowest of the others.
+    """
+    rates = {node: rate for node, speed in known.items() if (rate := _prompt_rate(speed)) > 0}
+    least = min(rates.values(), default=math.inf)
+    return max((stage.end - stage.start) / rates.get(stage.node, least) for stage in stages)
 
 
 def _prompt_rate(speed: Speed) -> float:

@@ -30,6 +30,17 @@ async def test_a_refusal_says_how_far_the_load_is() -> None:
     )
 
 
+async def test_a_request_that_lost_its_ring_is_told_why_and_not_that_a_model_loads() -> None:
+    agent = SimpleNamespace(view=lambda: ClusterView("id-a", 1, "id-a", (), Placement()))
+    router = Router(agent, *[None] * 3)  # type: ignore[arg-type]
+    lost = RingLost("The ring ended: Nothing came back.", hint="Raise --step-timeout.")
+    with pytest.raises(RingLost) as told:
+        await router.wait_for_rings("m", 0.0, "a", lost=lost)
+    assert str(told.value) == (
+        "The ring ended: Nothing came back. No ring of m took over within 0 s. Raise --step-timeout."
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "level"),
     [(replaced("r"), logging.INFO), (RingLost("The link ended."), logging.WARNING)],

@@ -1,6 +1,7 @@
 """A driver of a ring of one node, with a runner that fails at chosen tokens; and of two, with one that breaks."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,11 +20,16 @@ from node.core.rings import Fence, Ring, StageSpec
 from node.core.row_family import RowFamily
 from node.engine.sampling import Draw, Sampled
 from node.engine.verdict import Following, StepFailed, Verdict
+from node.ring import driver as driver_module
+from node.ring import pipeline as pipeline_module
 from node.ring.driver import Driver
+from node.ring.flight import Step
 from node.ring.guessing import Guessing
 from node.ring.limits import RingLimits
+from node.ring.pipeline import Pipeline
 from node.ring.requests import generate
 from node.ring.scheduler import Scheduler
+from tests.patience import PATIENCE_S
 
 RING = Ring("m@1.1", ModelVersion("m"), (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
 BAD, NAN, BROKEN = 13, 14, 15
@@ -251,13 +257,17 @@ class FirstRunner(FakeRunner):
 
 @asynccontextmanager
 async def first_of_two(
-    runner: FirstRunner, frames: Callable[[NextHop], AsyncIterator[Frame]], guessing: Guessing | None = None
+    runner: FirstRunner,
+    frames: Callable[[NextHop], AsyncIterator[Frame]],
+    guessing: Guessing | None = None,
+    step_timeout_s: float = 60.0,
 ) -> AsyncIterator[Driver]:
     """The driver of a ring of two stages, which gets `frames` back."""
     ended.clear()
     chunks.clear()
     ring = replace(RING, stages=(StageSpec("a", 0, 2), StageSpec("b", 2, 4)))
-    limits, next_hop = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128), NextHop()
+    limits = RingLimits(4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128, step_timeout_s=step_timeout_s)
+    next_hop = NextHop()
     scheduler = Scheduler(limits, runner.plan, numbers, 2)
     fakes: tuple[Any, Any, Any] = FakeCompute(), runner, next_hop.open
     driver = Driver(ring, scheduler, *fakes, on_ended, leftover={}, guessing=guessing or Guessing())
@@ -356,3 +366,38 @@ async def test_each_request_asks_what_the_steps_of_the_rings_family_cost_by_then
         for _ in told:
             await answer(driver, (7, 8), 3)
     assert (asked, kept) == ([None, *told[:2]], told)
+
+
+async def test_a_step_that_never_comes_back_ends_the_ring_and_says_what_was_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def none(_: NextHop) -> AsyncIterator[Frame]:
+        await asyncio.Event().wait()
+        yield  # type: ignore[misc]
+
+    monkeypatch.setattr(driver_module, "WATCH_S", 0.001)
+    async with first_of_two(FirstRunner(), none, step_timeout_s=0.01) as driver:
+        with pytest.raises(RingLost) as told:
+            await asyncio.wait_for(answer(driver, (7,) * 300, 5), PATIENCE_S)
+    assert re.fullmatch(
+        r"The ring ended: Nothing came back from the other stages for \d+ s, --step-timeout being 0.01: "
+        r"a step of 128 tokens, the oldest of 3 frames in flight\. Look at `cluster status` .*--step-timeout on each\.",
+        str(told.value),
+    )
+
+
+async def test_stages_that_give_back_one_step_after_the_other_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the queue of steps is before the slowest of them."""
+    next_hop = NextHop()
+    clock = iter((100.0, 145.0, 150.0, 160.0))
+    monkeypatch.setattr(pipeline_module, "now", lambda: next(clock))
+    pipeline = Pipeline(RING, next_hop.open, ended.append)
+    pipeline.open()
+    step = Step(1, (), (), ((7,),), samples=False)
+    for begun_at in (10.0, 11.0):
+        await pipeline.send(pipeline.frame(step=step), step, begun_at)
+    assert pipeline.waited_s == 90.0
+    pipeline.receive(await next_hop.sent.get())
+    assert pipeline.waited_s == 5.0
+    pipeline.receive(await next_hop.sent.get())
+    assert pipeline.waited_s == 0.0

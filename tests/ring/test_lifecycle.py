@@ -295,6 +295,18 @@ async def lost(asked: list[asyncio.Future[Any]]) -> None:
     assert [type(error) for error in await asyncio.gather(*asked, return_exceptions=True)] == [RingLost] * len(asked)
 
 
+async def test_a_driver_divides_prompts_by_the_measured_speed_of_the_slowest_stage(world: World) -> None:
+    """Its own counts from the first measurement on; that of another node once it is told."""
+    world.go_on.set()
+    slow = Speed(Shard(ModelVersion("m"), 2, 4), 50e9, 3.0)
+    other = Speed(Shard(ModelVersion("other"), 2, 4), 50e9, 0.1)
+    for number, (speeds, token_s) in enumerate((((), 1 / 300), ((slow, other), 1 / 3))):
+        world.agent.others = (SimpleNamespace(info=SimpleNamespace(id="b"), speeds=speeds, stages=(), paths=()),)
+        world.place(ring(f"r{number}", FIRST))
+        await world.ready(f"r{number}")
+        assert world.rings._parts[f"r{number}"].role._scheduler.admission.limits.token_s == token_s
+
+
 def time_out(world: World) -> None:
     with pytest.raises(DeviceFailed):
         world.compute._run_job(None, partial(fail, TIMEOUT))
@@ -756,7 +768,7 @@ async def test_a_ring_keeps_to_what_its_stages_tell_when_the_first_request_comes
         shard = Shard(ModelVersion("m"), 2, 4)
         stages = [StageReport(name, shard, StageState.READY, families=families) for name in ("one", "another")]
         stages[1] = replace(stages[1], families=(RowFamily(((1, 1.0), (2, 1.0))),))
-        world.agent.others = (SimpleNamespace(info=SimpleNamespace(id="b"), stages=stages[::-1], paths=()),)
+        world.agent.others = (SimpleNamespace(info=SimpleNamespace(id="b"), stages=stages[::-1], paths=(), speeds=()),)
     for _ in range(2):
         begun = asyncio.create_task(anext(world.rings.generate("one", GenerateRequest("x", "m", (1,), 1))))
         await asyncio.sleep(0)

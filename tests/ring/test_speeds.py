@@ -2,8 +2,9 @@
 
 from node.core.models import ModelVersion, Shard
 from node.core.reports import Speed
+from node.core.rings import StageSpec
 from node.core.row_family import RowFamily
-from node.ring.speeds import MOST_SPEEDS, REMEASURE_S, Speeds
+from node.ring.speeds import MOST_SPEEDS, REMEASURE_S, Speeds, slowest_token_s
 
 SHARD = Shard(ModelVersion("m"), 0, 8)
 
@@ -95,3 +96,12 @@ def test_the_shards_whose_rows_were_tried_last_are_remembered():
         speeds.note_rows(Shard(ModelVersion("m"), 0, number), ((1,),), {})
     assert speeds.groups(Shard(ModelVersion("m"), 0, 0)) == ()
     assert speeds.groups(Shard(ModelVersion("m"), 0, 1)) == ((1,),)
+
+
+def test_the_slowest_stage_counts_by_its_own_layers_and_speed():
+    stages = [StageSpec("a", 0, 4), StageSpec("b", 4, 6), StageSpec("c", 6, 8)]
+    quick, slow, never = Speed(SHARD, 1.0, 100.0), Speed(SHARD, 1.0, 10.0), Speed(SHARD, 1.0, 0.0)
+    assert slowest_token_s(stages, {}) == slowest_token_s(stages, {"a": never}) == 0
+    assert slowest_token_s(stages, {"a": quick, "b": quick, "c": quick}) == 4 / 800
+    assert slowest_token_s(stages, {"a": quick, "b": slow, "c": quick}) == 2 / 80
+    assert slowest_token_s(stages, {"b": quick}) == 4 / 800, "others are as quick as those that are known"

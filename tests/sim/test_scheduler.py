@@ -569,7 +569,7 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
     assert sum(len(world.sessions) for world in worlds) > 500
 
 
-def limits(**changed: int) -> RingLimits:
+def limits(**changed: float) -> RingLimits:
     values = {"context": 1000, "max_sessions": 4, "max_queue": 10_000, "max_rows": 8, "chunk": 10} | changed
     return RingLimits(**values)
 
@@ -1232,7 +1232,7 @@ def test_chunks_of_a_machine_that_decodes_slowly_are_as_long_as_its_steps() -> N
     assert longest <= 1.0
 
 
-@pytest.mark.parametrize(("token_s", "later"), [(0.001, 2048), (0.002, 1024), (0.004, 512), (0.1, 512)])
+@pytest.mark.parametrize(("token_s", "later"), [(0.001, 2048), (0.002, 1024), (0.004, 512), (0.1, 32)])
 def test_long_chunks_are_for_quick_devices(token_s: float, later: int) -> None:
     roomy = limits(context=20_000, chunk=2048)
     scheduler = scheduler_of(roomy, stages=1)
@@ -1244,6 +1244,24 @@ def test_long_chunks_are_for_quick_devices(token_s: float, later: int) -> None:
         sizes.append(len(step.tokens[0]))
         scheduler.landed(step, Verdict(), sizes[-1] * token_s)
     assert sizes == [512, later, later]  # nothing is measured before the first
+
+
+@pytest.mark.parametrize(
+    ("token_s", "timeout_s", "size"), [(0.001, 60, 2048), (0.004, 60, 512), (0.1, 60, 32), (9.0, 60, 16)]
+)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_the_first_chunk_takes_a_small_share_of_the_time_out(
+    token_s: float, timeout_s: float, size: int, stages: int
+) -> None:
+    """By the speed that was measured when the layers were loaded; also of the chunks that follow before one is back."""
+    scheduler = scheduler_of(
+        limits(context=20_000, chunk=2048, token_s=token_s, step_timeout_s=timeout_s), stages=stages
+    )
+    scheduler.admission.submit(request(8000, 1))
+    for _ in range(stages):
+        step = scheduler.next()
+        assert step
+        assert len(step.tokens[0]) == size
 
 
 def first_token(
@@ -1307,7 +1325,7 @@ def test_a_chunk_is_of_full_size_while_no_stream_runs() -> None:
         step = scheduler.next()
         assert step
         sizes.append(len(step.tokens[0]))
-        scheduler.landed(step, Verdict(), 60.0)
+        scheduler.landed(step, Verdict(), 6.0)
     assert sizes == [64] * 4
 
 
