@@ -1,6 +1,6 @@
 """Log-probabilities in the formats of chat and of legacy completions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from api.chat.answer import TokenText
@@ -10,13 +10,23 @@ LEAST = -9999.0
 """Log-probability that OpenAI writes for an impossible token; JSON has no infinity."""
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -> dict[str, Any]:
+Spelling = Callable[[bytes], tuple[str, bytes]]
+"""How bytes are written that are no text, as they have a part of a character only: as text, and which bytes those are."""
+
+
+def escaped(part: bytes) -> tuple[str, bytes]:
+    """As OpenAI writes them. The bytes of all tokens are then those of the answer."""
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in part), part
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int, spelling: Spelling = escaped
+) -> dict[str, Any]:
     content = [
         {
-            **_entry(token.text, token.event.logprob, tokenizer.token_bytes(token.event.token)),
+            **_entry(_spelled(tokenizer, token.event.token, spelling, token.text), token.event.logprob),
             "top_logprobs": [
-                _entry(_name(tokenizer, other), value, tokenizer.token_bytes(other))
-                for other, value in _likeliest(token, top)
+                _entry(_spelled(tokenizer, other, spelling), value) for other, value in _likeliest(token, top)
             ],
         }
         for token in tokens
@@ -24,13 +34,13 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -
     return {"content": content, "refusal": None}
 
 
-def _entry(text: str, logprob: float | None, spelled: bytes) -> dict[str, Any]:
-    return {"token": text, "logprob": _bounded(logprob), "bytes": list(spelled)}
+def _entry(spelled: tuple[str, bytes], logprob: float | None) -> dict[str, Any]:
+    return {"token": spelled[0], "logprob": _bounded(logprob), "bytes": list(spelled[1])}
 
 
 def legacy_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -> dict[str, Any]:
     return {
-        "tokens": [token.text for token in tokens],
+        "tokens": [_name(tokenizer, token.event.token, token.text) for token in tokens],
         "token_logprobs": [_known(token) for token in tokens],
         "top_logprobs": [_legacy_top(tokenizer, token, top) for token in tokens],
         "text_offset": [token.start for token in tokens],
@@ -42,7 +52,7 @@ def _legacy_top(tokenizer: Tokenizer, token: TokenText, top: int) -> dict[str, f
     own = _known(token)
     if own is None:
         return None
-    named = {token.text: own}
+    named = {_name(tokenizer, token.event.token, token.text): own}
     for other, value in _likeliest(token, top):
         if other != token.event.token:
             name = _name(tokenizer, other)
@@ -63,10 +73,16 @@ def _bounded(logprob: float | None) -> float:
     return LEAST if logprob is None else min(max(logprob, LEAST), 0.0)
 
 
-def _name(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text; if it is part of a character, its bytes in OpenAI's notation."""
+def _name(tokenizer: Tokenizer, token: int, shown: str | None = None) -> str:
+    return _spelled(tokenizer, token, escaped, shown)[0]
+
+
+def _spelled(tokenizer: Tokenizer, token: int, spelling: Spelling, shown: str | None = None) -> tuple[str, bytes]:
+    """A token's text and its bytes. `shown`: what of it is in the answer; None: it is not in the answer."""
     spelled = tokenizer.token_bytes(token)
     try:
-        return spelled.decode()
+        text = spelled.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+        return spelling(spelled)
+    text = text if shown is None else shown
+    return text, text.encode()

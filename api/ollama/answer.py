@@ -36,6 +36,12 @@ class Lines:
         return self.event(self.quiet())
 
 
+def marked(part: bytes) -> tuple[str, bytes]:
+    """A token that is no text, as Ollama writes it: `bytes` always are those of `token`."""
+    text = part.decode(errors="replace")
+    return text, text.encode()
+
+
 def timestamp(seconds: float | None = None) -> str:
     """A time as Ollama writes it, RFC 3339 in UTC. `seconds`: since 1970; None: now."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
@@ -103,7 +109,7 @@ class OllamaOutput:
         """An increment of the answer; one without text keeps a stream alive."""
         line = {**self._head(part), "done": False}
         if self.tokenizer is not None and self.top_logprobs is not None and part.tokens:
-            content: list[Json] = chat_logprobs(self.tokenizer, part.tokens, self.top_logprobs)["content"]
+            content: list[Json] = chat_logprobs(self.tokenizer, part.tokens, self.top_logprobs, marked)["content"]
             dropped = () if self.top_logprobs else ("top_logprobs",)
             line["logprobs"] = [{name: entry[name] for name in entry if name not in dropped} for entry in content]
         return line

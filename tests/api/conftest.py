@@ -370,6 +370,12 @@ class Answered:
         return [json.loads(block.removeprefix("data: ")) for block in blocks if not block.startswith(":")]
 
 
+def bytes_of(token: str) -> bytes:
+    """The bytes of a token in OpenAI's notation, as programs read it."""
+    part = token.removeprefix("bytes:")
+    return token.encode() if part == token else part.encode().decode("unicode_escape").encode("latin-1")
+
+
 def strict_trace() -> aiohttp.TraceConfig:
     """Check each body that a test reads whole against OpenAI's types."""
     trace = aiohttp.TraceConfig()

@@ -6,6 +6,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.api.conftest import bytes_of
 from tests.strict import strictly
 
 MODEL = "pippin/demo"
@@ -252,7 +253,7 @@ async def test_each_choice_of_a_stream_has_its_own_logprobs(server, path):
             name: choice["logprobs"][name] for name in names
         }
         tokens = [each["token"] for each in choice["logprobs"]["content"]] if chat else choice["logprobs"]["tokens"]
-        assert "".join(tokens) == texts[choice["index"]]
+        assert b"".join(map(bytes_of, tokens)).decode() == texts[choice["index"]]
 
 
 async def test_logprobs_join_to_the_content(server):
@@ -262,12 +263,13 @@ async def test_logprobs_join_to_the_content(server):
     choice = plain["choices"][0]
     content = choice["logprobs"]["content"]
     assert choice["message"]["content"] == "Hi 😀 E"
-    assert "".join(entry["token"] for entry in content) == "Hi 😀 E"
+    assert [bytes_of(entry["token"]) for entry in content] == [bytes(entry["bytes"]) for entry in content]
+    assert [entry["token"] for entry in content[2:6]] == [rf"bytes:\x{byte:02x}" for byte in "😀".encode()]
     for entry in content:
         assert entry["logprob"] <= 0
         assert len(entry["top_logprobs"]) == 2
         assert entry["top_logprobs"][0]["logprob"] >= entry["top_logprobs"][1]["logprob"]
-    assert b"".join(bytes(entry["bytes"]) for entry in content).decode().startswith("Hi 😀 E")
+    assert b"".join(bytes(entry["bytes"]) for entry in content).decode() == "Hi 😀 E"
 
     chunks = (await server.chat(logprobs=True, top_logprobs=2, stop="ND", stream=True)).events
     streamed = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]

@@ -7,6 +7,7 @@ from openai.types import Completion
 
 from node.core.errors import Overloaded
 from node.core.generation import TokenEvent
+from tests.api.conftest import bytes_of
 
 MODEL = "pippin/demo"
 
@@ -84,10 +85,11 @@ async def test_logprobs_have_the_legacy_shape(server):
     logprobs = plain["logprobs"]
     assert set(logprobs) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
     assert len({len(values) for values in logprobs.values()}) == 1
-    assert "".join(logprobs["tokens"]) == plain["text"]
+    assert b"".join(map(bytes_of, logprobs["tokens"])).decode() == plain["text"]
+    assert logprobs["tokens"][2:6] == [rf"bytes:\x{byte:02x}" for byte in "😀".encode()]
     assert logprobs["tokens"][-1] == ""  # the end token has no text
     for token, offset, top in zip(logprobs["tokens"], logprobs["text_offset"], logprobs["top_logprobs"], strict=True):
-        assert plain["text"][offset:].startswith(token)
+        assert token.startswith("bytes:") or plain["text"][offset:].startswith(token)
         assert len(top) >= 3
         assert max(top, key=top.__getitem__) == token
     events = (await server.complete(logprobs=3, max_tokens=50, stream=True)).events
@@ -105,13 +107,13 @@ async def test_echo_with_logprobs_scores_the_prompt(server):
     logprobs = answer.logprobs
     count = len(ids) + len(server.backend.model.tokenizer.encode("Hi")) + 1  # and the end token
     assert {len(values) for values in logprobs.values()} == {count}
-    assert "".join(logprobs["tokens"]) == plain["text"]
+    assert b"".join(map(bytes_of, logprobs["tokens"])).decode() == plain["text"]
     assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
     assert logprobs["token_logprobs"][1 : len(ids)] == [-float(place) for place in range(1, len(ids))]
     assert all(len(top) == 3 for top in logprobs["top_logprobs"][1 : len(ids)])
     assert logprobs["token_logprobs"][len(ids) :] == [-0.25] * (count - len(ids))
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
-        assert plain["text"][offset:].startswith(token)
+        assert token.startswith("bytes:") or plain["text"][offset:].startswith(token)
     (asked,) = server.backend.evaluated
     assert (list(asked.prompt), asked.top) == (ids, 2)
     events = (await server.complete(prompt, echo=True, logprobs=2, max_tokens=50, stream=True)).events

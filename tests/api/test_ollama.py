@@ -415,6 +415,20 @@ async def test_log_probabilities(server, path, given, top):
     assert bytes(byte for each in plain for byte in each["bytes"]) == TEXT.encode()
 
 
+@pytest.mark.parametrize(("path", "given"), [("/api/chat", {}), ("/api/generate", {"prompt": "a"})])
+async def test_the_bytes_of_a_token_are_those_of_its_text(server, path, given):
+    """As Ollama's own tests `generate-logprobs` and `chat-logprobs` demand, also of alternatives and parts of characters."""
+    server.backend.say("Hi 😀日本")
+    asked = {"logprobs": True, "top_logprobs": 5, **given}
+    for stream in (False, True):
+        found = await server.ask_ollama(path, stream=stream, **asked)
+        told = [each for part in (lines(found) if stream else [found.json]) for each in part.get("logprobs", [])]
+        assert [each["token"] for each in told[:6]] == ["Hi", " ", *"\ufffd" * 4]
+        for each in (entry for one in told for entry in (one, *one["top_logprobs"])):
+            assert each["token"]
+            assert bytes(each["bytes"]) == each["token"].encode()
+
+
 async def test_alternatives_without_log_probabilities_are_ignored(server):
     assert "logprobs" not in (await server.ask_ollama(top_logprobs=3)).json
 

@@ -32,7 +32,7 @@ def plain_and_streamed() -> None:
     with client.chat.completions.stream(model=MODEL, messages=ASK, temperature=0, logprobs=True) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.content == HELLO
-    assert "".join(entry.token for entry in final.choices[0].logprobs.content) == HELLO
+    assert b"".join(bytes(entry.bytes) for entry in final.choices[0].logprobs.content).decode() == HELLO
 
 
 def at_once() -> None:
