@@ -106,6 +106,10 @@ def test_a_license_is_read_if_it_is_here(tmp_path, name):
     assert read_license(tmp_path) == "\ufffd" + "a" * (2**16 - 1)
 
 
+def test_the_demo_has_the_license_of_the_repository():
+    assert read_license(DEMO) == (DEMO.parents[2] / "LICENSE").read_text()
+
+
 def test_a_short_name_gives_the_entry_of_a_model_that_is_held(tmp_path):
     found = index(tmp_path, HeldModel("mlx-community/Qwen3-8B-4bit"))
     for name in ("qwen3", "Qwen3:8b", "mlx-community/qwen3-8b-4bit", "hf.co/mlx-community/Qwen3-8B-4bit"):

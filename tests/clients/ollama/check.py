@@ -13,13 +13,31 @@ client = ollama.Client(host=HOST)
 
 
 def models() -> None:
-    names = [model.model for model in client.list().models]
-    assert f"{MODEL}:latest" in names
+    (listed,) = (model for model in client.list().models if model.model == f"{MODEL}:latest")
     shown = client.show(MODEL)
+    assert listed.details == shown.details
+    assert all((shown.details.family, shown.details.quantization_level, shown.license))
+    assert shown.modelfile.startswith(f"FROM {MODEL}\n")
     assert "completion" in shown.capabilities
     assert shown.modelinfo["llama.context_length"] == 2048
     assert shown.details.parameter_size == "1.84M"
-    assert f"{MODEL}:latest" in [model.model for model in client.ps().models]
+    (running,) = (model for model in client.ps().models if model.model == f"{MODEL}:latest")
+    assert running.details == shown.details
+
+
+def context() -> None:
+    """Of a conversation with /api/generate, as older programs have it."""
+    first = client.generate(MODEL, "Hello", options=GREEDY)
+    assert first.response == HELLO
+    second = client.generate(MODEL, "Hello", context=first.context, options=GREEDY)
+    assert second.prompt_eval_count > len(first.context)
+    assert list(second.context)[: len(first.context)] == list(first.context)
+
+
+def thoughts() -> None:
+    """The model has none."""
+    found = refused(ollama.ResponseError, lambda: client.chat(MODEL, ASK, think=True))
+    assert (found.status_code, found.error) == (400, f'"{MODEL}" does not support thinking')
 
 
 def plain_and_streamed() -> None:
@@ -101,5 +119,5 @@ def loading() -> None:
 if __name__ == "__main__":
     run(
         *(models, plain_and_streamed, generated, stopped, at_once, errors, tools, structured_output),
-        *(log_probabilities, embeddings, loading),
+        *(log_probabilities, embeddings, loading, context, thoughts),
     )
