@@ -10,6 +10,8 @@ A model of random weights calls no tools by itself, so the call is added. On one
   /v1/messages  one more turn, of Anthropic's API
   cancelled     the client hangs up while another prompt is computed; the time until its place is free
   asked again   the cancelled request once more
+  all killed    one more turn of a ring of 2, all of whose nodes are killed and started again; `ratio` to turn 1, as above
+  3 nodes       and one more, after they are killed again and started with a third one: the layers are cut otherwise
   N agents      with one system prompt and a question each, all at once: a first turn, then a second one; TTFT of the slowest one
 """
 
@@ -17,7 +19,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -38,6 +42,10 @@ from sse import Answer, Json
 HELP = "turns of a coding agent: TTFT and reuse of the earlier turns' KV"
 TARGET = 0.01
 """Of a later turn: the share of its prompt that is computed, and its TTFT in relation to the first one's."""
+AFTER_KILL, AFTER_CUT = 0.05, 0.15
+"""Of a turn whose KV comes from disks: its TTFT in relation to the first one's."""
+BLOCK = 256
+"""Tokens of a block on a disk."""
 TOKENS_PER_WORD = 1.2
 OTHERS_TOKENS = 4000
 PREFILLING_S = 1.0
@@ -78,8 +86,49 @@ def run(options: argparse.Namespace) -> list[Row]:
                 )
             )
             rows += asyncio.run(_measure(ring, "one node" if stages == 1 else f"ring of {stages}", options))
+    rows += _restarts(model, options)
     report("Turns of a coding agent", rows, NOTES)
     return rows
+
+
+def _restarts(model: Path, options: argparse.Namespace) -> list[Row]:
+    rows: list[Row] = []
+    chat: list[Json] = []
+    first: Answer | None = None
+    with tempfile.TemporaryDirectory(prefix="pippin-bench-") as scratch:
+        for stages, case, target in ((2, "turn 1", 0.0), (2, "all killed", AFTER_KILL), (3, "3 nodes", AFTER_CUT)):
+            with ring_nodes.running(
+                stages,
+                model,
+                Path(scratch),
+                options.preload,
+                context=options.context,
+                pinned=False,
+                with_keys=False,
+                data="data",
+            ) as ring:
+                answer, chat = asyncio.run(_one_turn(ring, chat, options))
+                row = _row(case, [answer], first) | (at_most(answer.ttft / first.ttft, target) if first else {})
+                rows.append({"side": "restarts", **row})
+                print(rows[-1], flush=True)
+                first = first or answer
+                wanted = stages * (answer.prompt_tokens // BLOCK)
+                deadline = time.monotonic() + FREE_S
+                while len({*Path(scratch).glob("*/kv/*/*.safetensors")}) < wanted and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                for pid in ring.pids:
+                    os.kill(pid, signal.SIGKILL)
+    return rows
+
+
+async def _one_turn(ring: NodeRing, chat: list[Json], options: argparse.Namespace) -> tuple[Answer, list[Json]]:
+    """The answer of the chat's next turn, or of its first one, and the chat with it."""
+    async with sse.client() as http:
+        agent = Agent(http, ring, options.answer_tokens)
+        await agent.ask(_chat(32), tools=())  # warms up
+        chat = chat or _chat(await agent.words(options.prompt_tokens))
+        answer = await agent.ask(chat)
+        return answer, chat + _result(answer, len(chat))
 
 
 async def _measure(ring: NodeRing, side: str, options: argparse.Namespace) -> list[Row]:

@@ -98,17 +98,20 @@ def running(
     with_keys: bool = True,
     from_two: bool = False,
     more: Sequence[str] = (),
+    data: str = "",
 ) -> Iterator[NodeRing]:
     """Start the nodes and wait until they hold the model; at the end, stop them.
 
     `pinned`: each to a core of its own, the driver to the first one. `with_keys`: requests need an API key. `from_two`: see
-    node_from_two.py. `more`: options of all nodes.
+    node_from_two.py. `more`: options of all nodes. `data`: begins the names of their folders in `scratch`, so that a later
+    ring finds those of an earlier one; empty: other rings have others.
     """
     program = (str(Path(__file__).with_name("node_from_two.py")),) if from_two else ("-m", "node")
     keys = [secrets.token_hex(16) for _ in range(CLIENTS)] if with_keys else [""]
     key_file = scratch / "keys"
     key_file.touch(0o600)
     key_file.write_text("\n".join(keys))
+    data = data or f"ring-of-{stages}-data"
     cores = assign(stages, processes.cores() if pinned else ())
     ports = _free_ports(2 * stages)
     nodes: list[subprocess.Popen[bytes]] = []
@@ -117,7 +120,7 @@ def running(
         for number, log in enumerate(logs):
             arguments = [
                 *("--name", f"node-{number}", "--cluster", f"bench-{os.getpid()}", "--host", "127.0.0.1", "--no-mdns"),
-                *("--data-dir", str(scratch / f"ring-of-{stages}-data-{number}")),
+                *("--data-dir", str(scratch / f"{data}-{number}")),
                 *("--api-port", str(ports[number]), "--grpc-port", str(ports[stages + number])),
                 *(["--peer", f"127.0.0.1:{ports[stages]}"] if number else []),
                 *("--models-dir", str(model.parent), "--model", model.name, "--stages", str(stages)),
