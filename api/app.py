@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 from collections.abc import Collection, Iterator
 from functools import partial
 
@@ -188,7 +189,16 @@ async def _no_scores(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def _nothing_here(_request: web.Request) -> web.StreamResponse:
+async def _nothing_here(request: web.Request) -> web.StreamResponse:
+    """404; but where a base URL was written with a slash too many, the client is sent to the path that it means, as FastAPI and Gin
+    do for one at the end.
+    """
+    path = "/" + re.sub("//+", "/", request.rel_url.raw_path).strip("/")
+    if path != request.rel_url.raw_path:
+        meant = request.rel_url.with_path(path, encoded=True, keep_query=True)
+        found = await request.app.router.resolve(request.clone(rel_url=meant))
+        if found.handler is not _nothing_here:
+            raise web.HTTPTemporaryRedirect(meant)
     raise web.HTTPNotFound
 
 
@@ -211,8 +221,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         path, status = request.path, error.status
         said = {404: f"There is no {path} here.", 405: f"{path} does not take {request.method}."}.get(status)
         body = write(status, said or error.text or error.reason)
-        if hdrs.ALLOW in error.headers:
-            headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+        headers |= {name: error.headers[name] for name in (hdrs.ALLOW, hdrs.LOCATION) if name in error.headers}
     except ConnectionError:  # the client is gone; raised, this would be logged as a server failure
         gone: EventStream | None = request.get(STREAM)
         return gone.response if gone else web.Response()

@@ -45,6 +45,49 @@ async def test_each_route_is_there_without_v1_too(server, prefix):
     assert (await server.post(f"{prefix}/completions", {"model": MODEL, "prompt": "x"})).status == 200
 
 
+WIRE = {
+    "a slash at the end": ("POST /v1/chat/completions/ HTTP/1.1", 307),
+    "two slashes before v1": ("POST //v1/chat/completions HTTP/1.1", 307),
+    "two slashes within": ("POST /v1//chat/completions?api-version=1 HTTP/1.1", 307),
+    "another host's name, which is none": ("POST //evil.example/v1/chat/completions HTTP/1.1", 404),
+    "slashes only": ("GET /// HTTP/1.1", 307),
+    "v1 twice": ("POST /v1/v1/chat/completions HTTP/1.1", 404),
+    "a method that is not taken": ("PUT /v1/chat/completions/ HTTP/1.1", 307),
+    "absolute form": ("POST http://127.0.0.1/v1/chat/completions HTTP/1.1", 200),
+    "HTTP/1.0": ("POST /v1/chat/completions HTTP/1.0", 200),
+    "a query": ("POST /v1/chat/completions?api-version=2024-10-21 HTTP/1.1", 200),
+    "encodings that are offered": ("POST /v1/chat/completions HTTP/1.1\r\nAccept-Encoding: gzip, br, zstd", 200),
+    "HTTP/2 is offered": ("POST /v1/chat/completions HTTP/1.1\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk", 200),
+    "no content type": ("POST /v1/chat/completions HTTP/1.1", 200),
+    "a content type with a charset": ("POST /v1/models HTTP/1.1\r\nContent-Type: application/json; charset=utf-8", 405),
+    "HEAD": ("HEAD /v1/models HTTP/1.1", 200),
+    "HTTP/2 alone": ("PRI * HTTP/2.0", 400),
+}
+
+
+@pytest.mark.parametrize("form", WIRE)
+async def test_forms_in_which_programs_write_a_request(server, form):
+    line, status = WIRE[form]
+    body = json.dumps(CHAT).encode()
+    head, _, answer = (
+        await server.raw(
+            f"{line}\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+        )
+    ).partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == status
+    assert b"content-encoding" not in head.lower()
+    if status == 307:
+        query = "?api-version=1" if "?" in line else ""
+        meant = "/" if "///" in line else f"/v1/chat/completions{query}"
+        assert f"\r\nLocation: {meant}\r\n".encode() in head
+    if line.startswith("POST") and status == 200:
+        assert json.loads(answer)["object"] == "chat.completion"
+
+
+async def test_a_client_that_is_sent_elsewhere_gets_its_answer(server):
+    assert (await server.post("//v1/chat/completions/", CHAT)).status == 200
+
+
 @pytest.mark.parametrize("id_in_path", ["pippin/demo", "pippin%2Fdemo", "plain"])
 async def test_a_model_is_found_by_its_id_quoted_or_not(server, id_in_path):
     answer = await server.raw(request_bytes(f"/v1/models/{id_in_path}", b"", "Connection: close", method="GET"))
