@@ -25,14 +25,15 @@ def can_be_cut(caches: Iterable[Any]) -> bool:
 def cut_block(caches: Mapping[int, Any], row: int, index: int) -> Block | None:
     """Copy the block of this index of a row of caches, by their numbers in the model; None if a value is not finite."""
     names, arrays = list[tuple[int, str]](), list[mx.array]()
+    padded = next((part for part in parts(caches.values()) if isinstance(part, BatchKVCache)), None)
+    begin = index * BLOCK + (int(padded.left_padding[row]) if padded else 0)  # the same in all caches
     for number, cache in caches.items():
         for k, part in enumerate(parts([cache])):
             if not part.empty():
-                begin = index * BLOCK + (int(part.left_padding[row]) if isinstance(part, BatchKVCache) else 0)
                 names += [(number, f"{k}.keys"), (number, f"{k}.values")]
                 cut = [each[row : row + 1, :, begin : begin + BLOCK] for each in (part.keys, part.values)]
                 arrays += map(mx.contiguous, cut)
-    if not all(each.item() for each in [mx.isfinite(array).all() for array in arrays]):
+    if arrays and not mx.stack([mx.isfinite(array).all() for array in arrays]).all().item():
         return None
     block: Block = {number: {} for number in caches}
     for (number, key), tensor in zip(names, pack(arrays), strict=True):
