@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
@@ -28,7 +28,7 @@ from node.engine.compute import Compute
 from node.engine.device import choose_device, device_memory
 from node.engine.load import load_stage
 from node.engine.plan import build
-from node.engine.speed import Measured, measure
+from node.engine.speed import measure
 from node.engine.stage import Stage
 from node.engine.tensor_codec import pack, unpack
 from node.model.layouts import Layout
@@ -38,6 +38,7 @@ GREEDY_STEPS = 20
 CROSSINGS = 64
 GROUP, BITS = 64, 4
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 def device() -> Json:
@@ -146,13 +147,8 @@ def pool(folder: str, layers: int, tokens: int) -> Json:
 
 def rows(folder: str, layers: int) -> Json:
     """How many tokens of one session a step may have: in groups of equal bits, and the seconds of such steps."""
-    pieces = measure(_load(folder, 0, layers))
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as ended:
-            found: Measured = ended.value
-            return {"groups": found.groups, "seconds": found.seconds}
+    found = _result(measure(_load(folder, 0, layers)))
+    return {"groups": found.groups, "seconds": found.seconds}
 
 
 def fence() -> float:
@@ -187,13 +183,17 @@ def stock(folder: str, prompts: Sequence[Sequence[int]], tokens: int) -> list[Js
 
 
 def _load(folder: str, start: int, end: int) -> Stage:
-    pieces: Generator[float, None, Stage] = load_stage(Path(folder), start, end, Layout(Path(folder)).weights.tensors)
+    return _result(load_stage(Path(folder), start, end, Layout(Path(folder)).weights.tensors))
+
+
+def _result(pieces: Generator[float, None, T]) -> T:
+    """Of a generator that runs in pieces, here without a pause."""
     while True:
         try:
             next(pieces)
         except StopIteration as ended:
-            stage: Stage = ended.value
-            return stage
+            result: T = ended.value
+            return result
 
 
 def _tokens(length: int, seed: int) -> mx.array:
