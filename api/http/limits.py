@@ -77,6 +77,7 @@ MAX_BACKGROUND = 256
 MAX_BACKGROUND_BYTES = 64 * 2**20
 """Maximum total bytes of their requests."""
 MAX_BACKGROUND_S = 6 * 3600.0
+"""Maximum seconds of each."""
 
 # --- connections ------------------------------------------------------------------------------------------------------
 

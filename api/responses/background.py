@@ -18,21 +18,9 @@ log = logging.getLogger(__name__)
 class Background:
     """Runs each background response in a task, until it has ended or is cancelled. A stopping node waits for them."""
 
-    def __init__(
-        self,
-        env: Env,
-        in_flight: RequestsInFlight,
-        *,
-        most: int = MAX_BACKGROUND,
-        most_bytes: int = MAX_BACKGROUND_BYTES,
-        most_s: float = MAX_BACKGROUND_S,
-    ) -> None:
-        """`most`: responses at once. `most_bytes`: total bytes of their requests. `most_s`: seconds for each."""
+    def __init__(self, env: Env, in_flight: RequestsInFlight) -> None:
         self._env = env
         self._in_flight = in_flight
-        self._most = most
-        self._most_bytes = most_bytes
-        self._most_s = most_s
         self._count = 0
         self._bytes = 0
         self._running: dict[str, tuple[Turn, asyncio.Task[None]]] = {}
@@ -40,7 +28,7 @@ class Background:
     @contextmanager
     def place(self, size: int) -> Iterator[None]:
         """Reserve a place for a response to a request of `size` bytes. Raises Overloaded."""
-        if self._count >= self._most or self._bytes + size > self._most_bytes:
+        if self._count >= MAX_BACKGROUND or self._bytes + size > MAX_BACKGROUND_BYTES:
             raise Overloaded(
                 f"{self._count} background responses, to requests of {self._bytes:,} bytes, are already in flight.",
                 hint="Try again when some of them are done.",
@@ -89,13 +77,13 @@ class Background:
     async def _run(self, turn: Turn, opening: asyncio.Task[None]) -> None:
         """Root of a task: any exception becomes the response's error."""
         try:
-            async with asyncio.timeout(self._most_s) as limit:
+            async with asyncio.timeout(MAX_BACKGROUND_S) as limit:
                 await opening
                 await run_all(self._env, turn.choices, turn)
         except Exception as error:
             failure = as_pippin_error(error)
             if limit.expired():
-                failure = PippinError(f"The response took longer than {self._most_s:,.0f} s.")
+                failure = PippinError(f"The response took longer than {MAX_BACKGROUND_S:,.0f} s.")
             elif failure is not error:
                 log.exception("response %s failed", turn.output.id)
             turn.fail(failure)

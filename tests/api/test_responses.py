@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 from api.chat.schema import parse
 from api.http.in_flight import IN_FLIGHT
 from api.http.stream import StreamTiming
-from api.responses.background import Background
+from api.responses import background
 from api.responses.items import items_of, messages_of
 from api.responses.output import ResponseOutput
 from api.responses.schema import ResponseRequest
@@ -532,10 +532,10 @@ async def test_the_end_of_a_node_waits_for_the_background(server):
     assert (await ended(server, begun["id"])).status == "completed"
 
 
-@pytest.mark.parametrize("bound", [{"most": 2}, {"most_bytes": 250}])
+@pytest.mark.parametrize("bound", [("MAX_BACKGROUND", 2), ("MAX_BACKGROUND_BYTES", 250)])
 async def test_the_background_is_bounded(serve, backend, monkeypatch, bound):
-    for name, value in bound.items():
-        monkeypatch.setitem(Background.__init__.__kwdefaults__, name, value)
+    name, most = bound
+    monkeypatch.setattr(background, name, most)
     server = await serve()
     backend.pause_at = 0
     first, _ = [(await ask(server, background=True)).json["id"] for _ in range(2)]
@@ -543,12 +543,12 @@ async def test_the_background_is_bounded(serve, backend, monkeypatch, bound):
     assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (429, "rate_limit_exceeded", "2")
     async with server.http.post(f"{server.url}/v1/responses/{first}/cancel"):
         pass
-    if "most" in bound:
+    if name == "MAX_BACKGROUND":
         assert (await ask(server, background=True)).status == 200
 
 
 async def test_requests_at_the_same_time_share_the_places(serve, backend, monkeypatch):
-    monkeypatch.setitem(Background.__init__.__kwdefaults__, "most", 3)
+    monkeypatch.setattr(background, "MAX_BACKGROUND", 3)
     server = await serve()
     backend.pause_at = 0
     answers = await asyncio.gather(*(ask(server, background=True) for _ in range(8)))
@@ -556,7 +556,7 @@ async def test_requests_at_the_same_time_share_the_places(serve, backend, monkey
 
 
 async def test_a_response_in_the_background_takes_no_longer_than_it_may(serve, backend, monkeypatch):
-    monkeypatch.setitem(Background.__init__.__kwdefaults__, "most_s", 0.1)
+    monkeypatch.setattr(background, "MAX_BACKGROUND_S", 0.1)
     server = await serve()
     backend.pause_at = 1
     response = await ended(server, (await ask(server, background=True)).json["id"])
