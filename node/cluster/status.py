@@ -22,10 +22,8 @@ from node.placement.footprint import stage_bytes, stage_weights
 Json = dict[str, Any]
 
 
-def build_status(
-    view: ClusterView, *, api: str = "", open_cluster: bool = False, other_secret: Sequence[PeerView] = ()
-) -> Json:
-    """`api` is the base URL to show; without it, the head's first address. `open_cluster`: no secret is set.
+def build_status(view: ClusterView, *, open_cluster: bool = False, other_secret: Sequence[PeerView] = ()) -> Json:
+    """`open_cluster`: no secret is set.
 
     `other_secret`: nodes with the same cluster name and another secret. A node that was in the cluster before is shown as
     refused instead of gone; one that is in the cluster can't be shown out of it by an advert, which anybody can forge.
@@ -47,7 +45,7 @@ def build_status(
         "head": view.head,
         "term": view.term,
         "epoch": view.placement.fence.epoch,
-        "api": api or _api(entry),
+        "api": _api(entry),
         "nodes": [_node(peer, view) for peer in _in_ring_order(view)]
         + [_node(peer, view) | {"reason": "secret"} for peer in other_secret],
         "models": models,

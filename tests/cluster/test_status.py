@@ -71,7 +71,7 @@ def home_view():
 
 
 def test_golden():
-    status = build_status(home_view(), api="http://home.local:52415/v1")
+    status = build_status(home_view())
     assert json.dumps(status, indent=2) == GOLDEN.read_text().rstrip("\n")
 
 
@@ -263,10 +263,9 @@ def test_each_ring_tells_its_state_and_its_work():
     ]
 
 
-def test_api_is_the_heads_unless_given():
+def test_api_is_the_heads():
     seen = view(peer("1"), peer("2", addresses=("10.0.0.2",)), head="id-2")
     assert build_status(seen)["api"] == "http://10.0.0.2:52415/v1"
-    assert build_status(seen, api="http://home.local/v1")["api"] == "http://home.local/v1"
     assert build_status(view(peer("1"), head=""))["api"] == "http://10.0.0.1:52415/v1"
 
 
