@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from api.http.limits import HEADER_S, IDLE_S, KEPT_CONNECTIONS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ONE, STALL_S
+from node.core.logs import WARN_INTERVAL_S
 
-WARN_INTERVAL_S = 60.0
 HEALTH = "/health"
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,8 @@ LOOK_S = 0.5
 """Interval at which new lines are looked for."""
 QUIET_LOOKS = 20
 """A part without lines comes after so many looks that found none, so that a reader that is gone is noticed."""
+WARN_INTERVAL_S = 60.0
+"""Minimum interval of a warning that any caller can bring about."""
 
 ERASE_LINE = "\r\x1b[K"
 """Of a terminal: erases the line with the cursor, which may hold a bar of progress."""

@@ -22,7 +22,7 @@ from node.model.partial_file import PartialFile
 log = logging.getLogger(__name__)
 
 STALL_S = 10.0
-"""Read timeout: a connection that delivers nothing for this long is closed, and another one opened."""
+"""Read timeout: a connection to the hub that delivers nothing for this long is closed; a download opens another one."""
 TRIES = 5
 """Consecutive attempts without a byte before the download fails."""
 _PIECE = 8 << 30

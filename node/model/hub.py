@@ -26,7 +26,7 @@ from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.model.config import read_config
 from node.model.digests import digest_like, is_digest, mismatch
-from node.model.download import Source, download, first_bytes
+from node.model.download import STALL_S, Source, download, first_bytes
 from node.model.file_names import DESCRIPTION, INDEX, check_small_files, is_safe, is_small, is_weights
 from node.model.formats import unloadable
 from node.model.hub_errors import HUB_ERRORS, translated
@@ -36,7 +36,6 @@ from node.model.weights import Weights
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 10.0
 _READERS = 8
 """Headers read concurrently; a large model has a hundred files and each costs a round trip."""
 _BEGIN = 100_001
@@ -106,7 +105,7 @@ class Hub:
         log.info("fetching %s of %s from the hub (%s)", file, model_id, format_bytes(size))
         with _told(model_id):
             url = hf_hub_url(model_id, file, revision=directory.name, endpoint=self._api.endpoint)
-            found = get_hf_file_metadata(url, token=self._api.token, timeout=_TIMEOUT_S, endpoint=self._api.endpoint)
+            found = get_hf_file_metadata(url, token=self._api.token, timeout=STALL_S, endpoint=self._api.endpoint)
             if found.size is None or found.etag is None or not is_safe(found.etag):
                 raise HubUnavailable(f"The hub tells neither size nor ETag of {file} of {model_id}.")
             headers = build_hf_headers(token=self._api.token, library_name="pippin")
@@ -121,12 +120,12 @@ class Hub:
         """Snapshot directory of the branch's commit, which is its name; all further requests are for this commit."""
         if not isinstance(try_to_load_from_cache(model_id, "config.json", self._cache, revision), str):
             # Without network this fails at once, while a download of an uncached file retries for half a minute.
-            self._api.model_info(model_id, revision=revision, timeout=_TIMEOUT_S)
+            self._api.model_info(model_id, revision=revision, timeout=STALL_S)
         return Path(self._download(model_id, "config.json", revision=revision)).parent
 
     def _describe(self, model_id: str, directory: Path) -> Weights:
         """Download the small files, read the headers of the weights, and write a description for the next time."""
-        info = self._api.model_info(model_id, revision=directory.name, files_metadata=True, timeout=_TIMEOUT_S)
+        info = self._api.model_info(model_id, revision=directory.name, files_metadata=True, timeout=STALL_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         small = list(filter(is_small, sizes))
         check_small_files(model_id, {file: sizes[file] for file in small})

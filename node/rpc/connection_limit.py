@@ -15,13 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from node.core.clock import in_step, now
+from node.core.logs import WARN_INTERVAL_S
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 EXCESS_LOOK_S = 0.2
 """Interval while there are too many connections, as clients reconnect at once."""
-WARN_INTERVAL_S = 60.0
 
 _End = tuple[str, int]
 
