@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, field
 
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
@@ -21,26 +22,17 @@ FOLLOWERS, FOLLOWERS_OF_ONE = 64, 32
 """Maximum calls that follow this node's log, and those of one node: as many as its API lets its clients make."""
 
 
+@dataclass(slots=True)
 class ControlService:
-    def __init__(
-        self,
-        agent: Agent,
-        head: Head,
-        allowlist: Allowlist,
-        specs: ModelSpecs,
-        commands: Commands,
-        recent: RecentLines,
-        kept_response: Callable[[Ask, str], Awaitable[bytes]],
-    ) -> None:
-        """`kept_response`: see ControlHandler.response."""
-        self._agent = agent
-        self._head = head
-        self._allowlist = allowlist
-        self._specs = specs
-        self._commands = commands
-        self._recent = recent
-        self._kept_response = kept_response
-        self._followers = Followers(FOLLOWERS, FOLLOWERS_OF_ONE)
+    _agent: Agent
+    _head: Head
+    _allowlist: Allowlist
+    _specs: ModelSpecs
+    _commands: Commands
+    _recent: RecentLines
+    _kept_response: Callable[[Ask, str], Awaitable[bytes]]
+    """See ControlHandler.response."""
+    _followers: Followers = field(default_factory=lambda: Followers(FOLLOWERS, FOLLOWERS_OF_ONE))
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
         return self._agent.exchange(heartbeat, caller)

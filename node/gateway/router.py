@@ -66,25 +66,21 @@ class Tries:
         return [ring for ring in rings if ring.id not in self.full | self.lost]
 
 
+@dataclass(slots=True)
 class Router:
     """Routes the requests of one gateway."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        rings: Rings,
-        client: RpcClient,
-        want_here: Callable[[str], Awaitable[None]],
-    ) -> None:
-        """`want_here` asks this node's own head, which refuses when another node is the cluster's head."""
-        self._agent = agent
-        self._rings = rings
-        self._client = client
-        self._want_here = want_here
-        self._balancer = Balancer()
-        self._asking = FairTurns("the head to look for a model", ASKED_AT_ONCE, ASKED_BY_ONE)
-        self.recoveries = 0
-        """How many times a request lost its ring."""
+    _agent: Agent
+    _rings: Rings
+    _client: RpcClient
+    _want_here: Callable[[str], Awaitable[None]]
+    """Asks this node's own head, which refuses when another node is the cluster's head."""
+    _balancer: Balancer = field(default_factory=Balancer)
+    _asking: FairTurns = field(
+        default_factory=lambda: FairTurns("the head to look for a model", ASKED_AT_ONCE, ASKED_BY_ONE)
+    )
+    recoveries: int = 0
+    """How many times a request lost its ring."""
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
