@@ -8,7 +8,7 @@ from api.chat.adapter import Adapter
 from api.chat.forms import Format, JsonFormat
 from api.chat.message import Message, StrictModel, Whole
 from api.chat.schema import MAX_INT, GenerationRequest, MaxTokens, Verbosity
-from api.chat.tools import NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
+from api.chat.tools import NAME, AnyTool, FunctionCallChoice, FunctionTool, ToolChoice, ToolUse, tool_use
 from api.http.errors import Unsupported
 from api.http.json_object import Counts
 from api.http.limits import MAX_MESSAGES, MAX_TOOLS, MAX_VARIABLES
@@ -64,7 +64,7 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[AnyTool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     functions: list[FunctionTool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
@@ -104,8 +104,14 @@ class ChatRequest(GenerationRequest):
         """Raises BadRequest."""
         if (self.functions or self.function_call) and not self.tools:
             return tool_use(self.functions, self.function_call, many=False, legacy=True)
-        tools = [tool.function for tool in self.tools]
-        return tool_use(tools, self.tool_choice, many=self.parallel_tool_calls, legacy=False)
+        functions = {index: tool.function for index, tool in enumerate(self.tools) if tool}
+        if self.tools and not functions:
+            raise Unsupported(
+                "Invalid 'tools': none is a function, and those of type 'custom' are not supported.",
+                param="tools[0].type",
+            )
+        choice, many = self.tool_choice, self.parallel_tool_calls
+        return tool_use([*functions.values()], choice, many=many, legacy=False, places=[*functions])
 
     @property
     def wanted_logprobs(self) -> int | None:

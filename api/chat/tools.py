@@ -57,6 +57,16 @@ class Tool(StrictModel):
     function: FunctionTool
 
 
+def _none_if_custom(tool: Any) -> Any:
+    if tool is None:
+        raise PydanticCustomError("tool", "Input should be an object")
+    return None if isinstance(tool, Mapping) and tool.get("type") == "custom" else tool
+
+
+AnyTool = Annotated[Tool | None, BeforeValidator(_none_if_custom)]
+"""None: one with free text for arguments, which agents send beside their functions. The model is not told of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallsWanted:
     """Which calls a request allows or requires. `names`: of these functions; None: of all."""
@@ -112,6 +122,8 @@ class ToolUse:
     mode: Mode = "none"
     names: Sequence[str] = ()
     """Names of the functions that may be called."""
+    places: Sequence[int] = ()
+    """Of the tools in the request, which may have others, too."""
     many: bool = True
     legacy: bool = False
     """The request is in the older format, `functions`, and so is its answer."""
@@ -123,11 +135,19 @@ class ToolUse:
     @property
     def callable(self) -> list[tuple[int, Function]]:
         """The functions that may be called, each with its index among the request's tools."""
-        return [(index, tool.function) for index, tool in enumerate(self.tools) if tool.name in self.names]
+        placed = zip(self.places, self.tools, strict=True)
+        return [(index, tool.function) for index, tool in placed if tool.name in self.names]
 
 
-def tool_use(tools: Sequence[FunctionTool], choice: CallsWanted | None, *, many: bool, legacy: bool) -> ToolUse:
-    """Raises BadRequest for duplicate names, a choice of unknown functions, or a required call without tools."""
+def tool_use(
+    tools: Sequence[FunctionTool],
+    choice: CallsWanted | None,
+    *,
+    many: bool,
+    legacy: bool,
+    places: Sequence[int] | None = None,
+) -> ToolUse:
+    """`places`: see ToolUse; None: the tools are the request's. Raises BadRequest for duplicate names, a choice of unknown functions, or a required call without tools."""
     param, chooser = ("functions", "function_call") if legacy else ("tools", "tool_choice")
     names = [tool.name for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -140,4 +160,7 @@ def tool_use(tools: Sequence[FunctionTool], choice: CallsWanted | None, *, many:
     if not tools or choice.mode == "none" or choice.names == []:
         return ToolUse(legacy=legacy)
     wanted = names if choice.names is None else list(dict.fromkeys(choice.names))
-    return ToolUse(tools, choice.mode, wanted, many=many and not choice.one and not legacy, legacy=legacy)
+    many = many and not choice.one and not legacy
+    return ToolUse(
+        tools, choice.mode, wanted, range(len(tools)) if places is None else places, many=many, legacy=legacy
+    )

@@ -18,6 +18,9 @@ def tool(name, parameters=None):
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
+
+
 def required(*tools):
     return {"tools": list(tools), "tool_choice": "required"}
 
@@ -108,6 +111,10 @@ def json_schema(schema, **more):
         ({"tools": [tool("f", {"type": "array"})]}, "tools[0].function.parameters"),
         ({"tools": [tool("f", {"properties": []})]}, "tools[0].function.parameters"),
         (required(tool("f"), tool("g", {"properties": {"x": {"type": "poem"}}})), "tools[1].function.parameters"),
+        (required(CUSTOM, tool("g", {"properties": {"x": {"type": "poem"}}})), "tools[1].function.parameters"),
+        ({"tools": [CUSTOM, tool("f"), tool("not a name")]}, "tools[2].function.name"),
+        ({"tools": [tool("f"), None]}, "tools[1]"),
+        ({"tools": [tool("f"), CUSTOM], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": 5}, "tool_choice"),
