@@ -60,13 +60,9 @@ class RecentLines:
             kept = min(len(self._lines), max(0, self._count - number))
             return list(self._lines)[len(self._lines) - kept :], self._count
 
-    def last(self, count: int) -> tuple[list[str], int]:
-        """As `since`, of the last lines."""
-        return self.since(self._count - count)
-
     async def read(self, count: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
         """The last `count` lines, in parts, and with `follow` those that come; empty parts while none comes."""
-        lines, number = self.last(count)
+        lines, number = self.since(self._count - count)
         quiet = 0
         while True:
             for begin in range(0, len(lines), MAX_PART_LINES):

@@ -14,8 +14,13 @@ def test_the_last_lines_are_kept_by_number():
     kept = recent("one", "two", "three")
     assert kept.since(1) == (["two", "three"], 3)
     assert kept.since(3) == ([], 3)
-    assert kept.last(1) == (["three"], 3)
-    assert kept.last(8) == (["one", "two", "three"], 3)
+    assert kept.since(-5) == (["one", "two", "three"], 3)
+
+
+async def test_the_last_lines_are_read():
+    kept = recent("one", "two", "three")
+    assert [part async for part in kept.read(1, follow=False)] == [["three"]]
+    assert [part async for part in kept.read(8, follow=False)] == [["one", "two", "three"]]
 
 
 def test_older_lines_are_dropped():
