@@ -7,15 +7,11 @@ of messages: what one side believes of the other is corrected by the next messag
 
 from dataclasses import replace
 from hashlib import blake2b
-from typing import TypeVar
 
 from node.core.limits import MAX_NODES
+from node.core.lru_cache import keep
 from node.core.reports import Heartbeat, NodeReport
 from node.core.rings import Placement
-
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 RECENT = 64
 """Number of this node's last reports whose digests are remembered."""
@@ -42,7 +38,7 @@ class HeldStates:
         self.own, self._own_digest = report, int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1
         if is_news:
             self._recent.clear()
-        _keep(self._recent, self._own_digest, None, RECENT)
+        keep(self._recent, self._own_digest, None, RECENT)
         return is_news
 
     def outgoing(self, placement: Placement | None, to: str | None) -> Heartbeat:
@@ -55,9 +51,9 @@ class HeldStates:
     def incoming(self, heartbeat: Heartbeat) -> Heartbeat | None:
         """A peer's heartbeat with its report; None if this node lacks the report."""
         node = heartbeat.sender
-        _keep(self._ours, node, heartbeat.held, MAX_NODES)
+        keep(self._ours, node, heartbeat.held, MAX_NODES)
         if heartbeat.report:
-            _keep(self._theirs, node, (heartbeat.digest, heartbeat.report), MAX_NODES)
+            keep(self._theirs, node, (heartbeat.digest, heartbeat.report), MAX_NODES)
             return heartbeat
         digest, report = self._theirs.get(node, (0, None))
         return replace(heartbeat, report=report) if report and digest and digest == heartbeat.digest else None
@@ -88,11 +84,3 @@ def _news(report: NodeReport) -> tuple[object, ...]:
         report.peers,
         [issue.code for issue in report.issues],
     )
-
-
-def _keep(table: dict[K, V], key: K, value: V, most: int) -> None:
-    """Set an entry and drop the oldest ones: anybody can invent ids."""
-    table.pop(key, None)
-    table[key] = value
-    if len(table) > most:
-        del table[next(iter(table))]

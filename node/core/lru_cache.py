@@ -1,4 +1,4 @@
-"""A cache of bounded size."""
+"""Tables of bounded size."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -21,7 +21,12 @@ class LruCache(Generic[K, V]):
         return self._values.get(key)
 
     def put(self, key: K, value: V) -> None:
-        self._values[key] = value
-        self._values.move_to_end(key)
-        if len(self._values) > self._most:
-            self._values.popitem(last=False)
+        keep(self._values, key, value, self._most)
+
+
+def keep(table: dict[K, V], key: K, value: V, most: int) -> None:
+    """Set an entry of a table, as its newest, and drop the oldest one if there are more than `most`."""
+    table.pop(key, None)
+    table[key] = value
+    if len(table) > most:
+        del table[next(iter(table))]

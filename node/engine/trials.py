@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from node.core.errors import ModelCrashes, NotReady, Overloaded
+from node.core.lru_cache import keep
 from node.engine.device import is_gpu
 from node.text.sandbox import Bounds, Sandbox, SandboxFailed, SandboxServer
 
@@ -56,9 +57,7 @@ class Trials:
                 ) from error
             finally:
                 sandbox.end()
-            self._passed[key] = None
-            if len(self._passed) > _KEPT:
-                del self._passed[next(iter(self._passed))]
+            keep(self._passed, key, None, _KEPT)
 
 
 def _key(config: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from node.core.lru_cache import keep
 from node.core.models import HeldModel, Shard
 from node.core.reports import Speed
 from node.core.rings import StageSpec
@@ -43,24 +44,21 @@ class Speeds:
         self._rows: dict[Shard, _Rows] = {}
 
     def note(self, speed: Speed, now: float) -> None:
-        known = self._known.pop(speed.shard.version.files, None) or _Known(now, speed, None)
+        model = speed.shard.version.files
+        known = self._known.get(model) or _Known(now, speed, None)
         best = _best(known.best, speed)
         # The first one has none to agree with.
         agreed = best if speed is not known.best and _agree(known.best, speed) else known.agreed
-        self._known[speed.shard.version.files] = _Known(now, best, agreed)
-        if len(self._known) > MOST_SPEEDS:
-            del self._known[next(iter(self._known))]
+        keep(self._known, model, _Known(now, best, agreed), MOST_SPEEDS)
 
     def note_rows(self, shard: Shard, groups: Sequence[tuple[int, ...]], seconds: Mapping[int, float]) -> None:
         """Numbers of tokens of one session in a step, in groups of equal bits, and the seconds of such steps. As with speeds,
         the quickest step is the truest; bits don't change.
         """
-        known = self._rows.pop(shard, None)
+        known = self._rows.get(shard)
         before = known.seconds if known else {}
         quickest = {count: min(took, before.get(count, took)) for count, took in seconds.items()}
-        self._rows[shard] = _Rows(known.groups if known else tuple(groups), quickest)
-        if len(self._rows) > MOST_SPEEDS:
-            del self._rows[next(iter(self._rows))]
+        keep(self._rows, shard, _Rows(known.groups if known else tuple(groups), quickest), MOST_SPEEDS)
 
     def groups(self, shard: Shard) -> tuple[tuple[int, ...], ...]:
         """The groups of equal bits; empty if they are not known."""
