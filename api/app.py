@@ -126,6 +126,8 @@ def _model_routes(env: Env, responses: Responses) -> Iterator[Route]:
     yield GET, "/models", by_client(partial(models.index, env), partial(anthropic_models.index, env))
     yield GET, "/models/{id:.+}", by_client(partial(models.show, env), partial(anthropic_models.show, env))
     yield POST, "/responses", responses.create
+    yield POST, "/responses/input_tokens", responses.count
+    yield POST, "/responses/compact", _no_compaction
     yield GET, "/responses/{id}", responses.show
     yield DELETE, "/responses/{id}", responses.delete
     yield POST, "/responses/{id}/cancel", responses.cancel
@@ -186,6 +188,13 @@ async def _no_scores(request: web.Request) -> web.StreamResponse:
         f"{request.path} is not supported: the models generate text, and none has the head of a reranker, which scores "
         "pairs of texts.",
         hint="Compare embeddings of the texts (/v1/embeddings).",
+    )
+
+
+async def _no_compaction(_request: web.Request) -> web.StreamResponse:
+    raise EndpointUnsupported(
+        "/v1/responses/compact is not supported: only OpenAI can read what it returns.",
+        hint="Send the whole conversation, with 'truncation': 'auto' if it may get too long.",
     )
 
 

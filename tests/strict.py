@@ -16,7 +16,7 @@ from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
-from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+from openai.types.responses import InputTokenCountResponse, Response, ResponseItemList, ResponseStreamEvent
 from pydantic import BaseModel, ConfigDict
 
 from tests import strict_anthropic, strict_ollama
@@ -89,6 +89,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("GET", r"/models"): _Models,
     ("GET", r"/models/.+"): Model,
     ("POST", r"/responses"): Response,
+    ("POST", r"/responses/input_tokens"): InputTokenCountResponse,
     ("GET", r"/responses/[^/]+"): Response,
     ("DELETE", r"/responses/[^/]+"): _Deleted,
     ("POST", r"/responses/[^/]+/cancel"): Response,

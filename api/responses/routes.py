@@ -11,12 +11,12 @@ from aiohttp import web
 
 from api.chat.env import STREAM, Env
 from api.chat.generation import respond, send
-from api.chat.prompt import prepare
+from api.chat.prompt import encode_chat, prepare
 from api.chat.request import ChatRequest
 from api.chat.schema import parse, renamed_params
 from api.http.errors import Unsupported
 from api.http.json_object import approximate_bytes
-from api.http.limits import SMALL_BODY
+from api.http.limits import MAX_COUNTED, SMALL_BODY
 from api.http.stream import EventStream
 from api.responses.items import Item, messages_of
 from api.responses.keeper import Keeper
@@ -39,6 +39,28 @@ class Responses:
     keeper: Keeper
 
     async def create(self, request: web.Request) -> web.StreamResponse:
+        chat, turn = await self._read(request)
+        if turn.output.body.background:
+            await self._begin(turn, asyncio.create_task(self._open(request, chat, turn)))
+            return web.json_response(turn.output.response())
+        await self._open(request, chat, turn)
+        try:
+            return await respond(self.env, request, turn.choices, turn)
+        except PippinError as error:
+            stream: EventStream | None = request.get(STREAM)
+            if stream is None or not stream.response.prepared:
+                raise
+            await send(stream, turn.fail(error))
+            return stream.response
+
+    async def count(self, request: web.Request) -> web.Response:
+        """The length of the prompt of a request, with a model that may have to be loaded for it."""
+        chat, turn = await self._read(request)
+        with renamed_params(turn.output.body.params):
+            _, prompt, _ = await encode_chat(self.env, request, chat, most=MAX_COUNTED)
+        return web.json_response({"object": "response.input_tokens", "input_tokens": len(prompt)})
+
+    async def _read(self, request: web.Request) -> tuple[ChatRequest, Turn]:
         body, given, size = await self.env.bodies.read(
             request, lambda given: (parse(ResponseRequest, given), given, approximate_bytes(given))
         )
@@ -58,21 +80,8 @@ class Responses:
             lambda: parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given), body.params),
             small=whole <= SMALL_BODY,
         )
-        turn = Turn(
-            ResponseOutput(body, body.model, self.keeper.peers.new_response_id()), before, new, size, self.keeper.store
-        )
-        if body.background:
-            await self._begin(turn, asyncio.create_task(self._open(request, chat, turn)))
-            return web.json_response(turn.output.response())
-        await self._open(request, chat, turn)
-        try:
-            return await respond(self.env, request, turn.choices, turn)
-        except PippinError as error:
-            stream: EventStream | None = request.get(STREAM)
-            if stream is None or not stream.response.prepared:
-                raise
-            await send(stream, turn.fail(error))
-            return stream.response
+        output = ResponseOutput(body, body.model, self.keeper.peers.new_response_id())
+        return chat, Turn(output, before, new, size, self.keeper.store)
 
     async def show(self, request: web.Request) -> web.Response:
         kept = await self.keeper.ask(Ask.GET, request.match_info["id"])

@@ -155,6 +155,21 @@ async def test_a_stream_is_what_openai_would_send(server):
     assert whole.keys() == plain.keys()
 
 
+async def test_input_tokens_are_counted_without_an_answer(server):
+    """With what a response before adds, and its own instructions; nothing is kept."""
+    first = (await ask(server, "Hello")).json
+    async with server.client() as official:
+        asked = {"model": MODEL, "input": "And then?", "instructions": "Be kind.", "previous_response_id": first["id"]}
+        counted = await official.responses.input_tokens.count(**asked)
+        assert len(server.backend.requests) == 1
+        answer = await official.responses.create(**asked)
+    assert counted.input_tokens == answer.usage.input_tokens > first["usage"]["input_tokens"]
+    wrong = await server.post("/v1/responses/input_tokens", {"model": MODEL, "input": 5})
+    assert (wrong.status, wrong.error["param"]) == (400, "input")
+    refused = await server.post("/v1/responses/compact", {"model": MODEL, "input": "x"})
+    assert (refused.status, refused.error["code"]) == (404, "unsupported")
+
+
 async def test_the_official_client(server):
     async with server.client() as client:
         async with client.responses.stream(model=MODEL, input="Hello") as stream:
