@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _MAX_WAITING = 64
 """Sequences that wait to be stored. Further ones are not stored."""
+_COPIED = 128 << 20
+"""Bytes of blocks that are copied at once, and then written."""
 HANGS_S = 5.0
 """Time after which a job of the disk that has not ended means that the disk hangs: no KV is taken until it has."""
 FLUSH_S = 5.0
@@ -107,13 +109,23 @@ class StoredKv:
     async def _store(self, sequence: _Sequence) -> None:
         runner, op = sequence.runner, sequence.op
         store, caches, names = self.exchange.store, runner.blocks_of, names_of(op.chain)
-        room = store.budget
+        room, most = store.budget, max(1, _COPIED // runner.block_bytes)
+        copied: dict[str, Block | None] = {}
+
+        def is_lacking(name: str) -> bool:
+            return len(store.held(name, caches)) < len(caches)
+
         await self.pool.run(store.used, names)  # else new ones might drive out the first
         for index, name in enumerate(names):
             if sequence not in self._unstored:
                 return
-            if len(store.held(name, caches)) < len(caches):
-                block = await self.compute.run(runner.block, op.number, index)
+            if is_lacking(name):
+                if name not in copied:
+                    # One by one, each would wait for a chunk of the prompt, in which several blocks are made.
+                    following = [k for k, each in enumerate(names) if k >= index and is_lacking(each)][:most]
+                    blocks = await asyncio.gather(*(self.compute.run(runner.block, op.number, k) for k in following))
+                    copied = dict(zip([names[k] for k in following], blocks, strict=True))
+                block = copied.pop(name)
                 if block is None or not store.may_write:
                     return
                 await self.pool.run(store.write, sequence.model, name, block)

@@ -27,6 +27,8 @@ class Compute:
 
 class Runner:
     blocks_of = range(1)
+    block_bytes = 1 << 30
+    """So large that one is copied at a time."""
 
     def __init__(self) -> None:
         self.cut: list[int] = []
@@ -93,6 +95,27 @@ async def test_of_a_sequence_larger_than_the_budget_the_first_blocks_are_stored_
         await keep(store, runner, CHAIN)
         assert [bool(store.parts(name)) for name in NAMES] == [True] * 3 + [False] * 3
     assert runner.cut == [0, 1, 2]
+
+
+async def test_small_blocks_are_copied_together_if_they_are_not_on_the_disk(tmp_path: Path) -> None:
+    """The compute thread is busy with chunks of prompts, in each of which several blocks are made."""
+    store, runner = KvStore(tmp_path / "kv", 9 * SIZE), Runner()
+    runner.block_bytes = 45 << 20
+    store.open()
+    store.write("m", NAMES[1], kv(0, 1))
+    found: list[list[str]] = []
+
+    class Watched(Compute):
+        async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+            found.append([name for name in NAMES if store.parts(name)])
+            return await super().run(function, *args)
+
+    begin(stored := made(store), runner, CHAIN)
+    stored.compute = Watched()  # type: ignore[assignment]
+    await stored.flush([runner])  # type: ignore[list-item]
+    assert runner.cut == [0, 2, 3, 4, 5]
+    assert all(store.parts(name) for name in NAMES)
+    assert [len(names) for names in found] == [1, 1, 3, 3, 5]
 
 
 async def test_the_rest_of_a_sequence_does_not_drive_out_its_beginning(tmp_path: Path) -> None:
