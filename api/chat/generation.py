@@ -20,7 +20,8 @@ from api.http.callers import CLIENT
 from api.http.json_object import Json
 from api.http.stream import EventStream
 from node.core.errors import BadRequest, ContextExceeded, PippinError
-from node.core.generation import GenerateRequest, Sampling
+from node.core.generation import GenerateRequest, PromptProgress, Sampling
+from node.core.rate import Rate
 from node.text.sandboxed_encoder import OpenModel
 
 MAX_CONCURRENT = 16
@@ -139,10 +140,14 @@ class Choice:
         if self.request.max_tokens == 0:
             await send(events, output.grow(self.index, replace(before, finish="length")))
             return
-        model, answer, begun = self.request.model, self.answer, time.monotonic()
+        model, answer, begun, rate = self.request.model, self.answer, time.monotonic(), Rate()
         try:
             async with aclosing(env.gateway.router.generate(self.request)) as tokens:
                 async for token in tokens:
+                    if isinstance(token, PromptProgress):
+                        if events:
+                            await events.tell(token.told(rate.at(token.done)))
+                        continue
                     if not answer.completion_tokens:
                         self.first_at = time.monotonic()
                         env.metrics.first_token.labels(model).observe(self.first_at - begun)

@@ -17,6 +17,7 @@ class StreamTiming:
     """Timing of a quiet stream."""
 
     keepalive_s: float = 10.0  # proxies and clients tend to give up after 30 or 60 silent seconds
+    progress_s: float = 1.0  # silence after which people are told how far a prompt is
     loading_s: float = 600.0  # minimum time that a stream waits for its model
 
 
@@ -77,6 +78,11 @@ class EventStream:
 
     async def send(self, event: Json) -> None:
         await self._write(self._form.event(event))
+
+    async def tell(self, progress: str) -> None:
+        """Tell people how far what the stream waits for is, if it has been silent for a moment."""
+        if asyncio.get_running_loop().time() >= self._written_at + self._timing.progress_s:
+            await self._write(self._form.waiting(progress))
 
     async def done(self) -> None:
         """End the stream as OpenAI does."""

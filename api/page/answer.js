@@ -9,6 +9,7 @@ export class AnswerClock {
   #answering = null; // when the reasoning was over
   #last = this.#begun;
   #deltas = 0;
+  progress = ""; // of the prompt, as the last comment tells it
 
   /** Note a delta with text. `isReasoning`: whether it is thought and not said. */
   tick(isReasoning) {
@@ -16,6 +17,11 @@ export class AnswerClock {
     this.#first ??= this.#last;
     if (!isReasoning) this.#answering ??= this.#last;
     this.#deltas++;
+  }
+
+  /** Note a comment of the stream, which keeps it alive or tells how far the prompt is. */
+  note(comment) {
+    this.progress = comment.startsWith("prompt: ") ? comment : "";
   }
 
   silence() {

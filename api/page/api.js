@@ -18,7 +18,7 @@ export const setKey = (key) => sessionStorage.setItem(KEY, key);
 export const readStatus = () => read("cluster/status");
 export const readModels = async () => (await read("v1/models")).data.map((model) => model.id);
 
-/** Yield the chunks of a streamed chat. Aborting `signal` ends the request, and so the work on it. */
+/** Yield the chunks of a streamed chat, and as texts its comments. Aborting `signal` ends the request, and so the work on it. */
 export async function* streamChat(body, signal) {
   const request = { ...body, stream: true, stream_options: { include_usage: true } };
   const response = await ask("v1/chat/completions", {
@@ -29,7 +29,8 @@ export async function* streamChat(body, signal) {
   });
   for await (const line of lines(response.body)) {
     if (line === "data: [DONE]") return;
-    if (!line.startsWith("data: ")) continue; // a comment keeps the stream alive
+    if (line.startsWith(": ")) yield line.slice(": ".length);
+    if (!line.startsWith("data: ")) continue;
     const chunk = JSON.parse(line.slice("data: ".length));
     if (chunk.error) throw new ApiError(chunk.error.message);
     yield chunk;

@@ -131,7 +131,8 @@ export class ChatView {
     const redraw = setInterval(() => this.#showPause(answer, clock), 250);
     try {
       for await (const chunk of streamChat(request, running.signal)) {
-        take(answer, chunk, clock);
+        if (typeof chunk === "string") clock.note(chunk);
+        else take(answer, chunk, clock);
         this.#showSoon();
       }
     } catch (error) {
@@ -175,7 +176,7 @@ export class ChatView {
     const reason = waits ? this.waitingFor(model) : "";
     const begun = answer.content || answer.reasoning;
     const waiting = begun ? "Waiting for the next word …" : `Waiting for ${model} …`;
-    setText(node, waits || !begun ? reason || waiting : "");
+    setText(node, waits || !begun ? reason || clock.progress || waiting : "");
   }
 
   // --- what is shown ---

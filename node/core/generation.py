@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from node.core.units import format_duration
+
 RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
@@ -84,6 +86,25 @@ class GenerateRequest:
     """Revision of the model whose tokenizer made the prompt; only rings of the same revision serve it."""
     prediction: tuple[int, ...] = ()
     """Tokens of the answer that the client expects; right or wrong, they change only how fast it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of a prompt is computed, in tokens; it comes after each chunk but the last. A request that resumes has its answer so far
+    in its prompt, too.
+    """
+
+    done: int
+    """Including those whose KV was there."""
+    total: int
+
+    def told(self, tokens_per_s: float) -> str:
+        """For people, like "prompt: 1280 of 4096 tokens, 21 tokens/s, 2 min left"; without a rate, only the numbers."""
+        share = f"prompt: {self.done} of {self.total} tokens"
+        if tokens_per_s <= 0:
+            return share
+        left = format_duration((self.total - self.done) / tokens_per_s)
+        return f"{share}, {tokens_per_s:.{1 if tokens_per_s < 99.5 else 0}f} tokens/s, {left} left"
 
 
 Finish = Literal["stop", "length"]

@@ -1,4 +1,4 @@
-"""How quickly bytes come."""
+"""How quickly bytes come, or tokens."""
 
 import time
 from collections import deque
@@ -11,15 +11,15 @@ _MARKS = 20
 
 
 class Rate:
-    """Bytes per second of the last WINDOW_S."""
+    """Bytes or tokens per second of the last WINDOW_S."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._marks: deque[tuple[float, int]] = deque()
-        """Times, and the bytes that had come by then."""
+        """Times, and what had come by then."""
 
     def at(self, count: int) -> float:
-        """The rate, now that so many bytes have come; 0 while it is not known, or while nothing comes."""
+        """The rate, now that so many have come; 0 while it is not known, or while nothing comes."""
         now = self._clock()
         if not self._marks or now >= self._marks[-1][0] + WINDOW_S / _MARKS:
             self._marks.append((now, count))

@@ -23,7 +23,7 @@ from node.core.errors import (
 )
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.fair_turns import FairTurns
-from node.core.generation import GenerateRequest, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.core.health import loads_of
 from node.core.nodes import Address
 from node.core.rings import Ring
@@ -84,8 +84,8 @@ class Router:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yields each token once. When the ring is lost, another one continues after the tokens that there are."""
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | PromptProgress, None]:
+        """Yields each token once, and how far the prompt is. When the ring is lost, another one continues after the tokens that there are."""
         done: list[int] = []
         tries = Tries()
         while True:
@@ -94,10 +94,11 @@ class Router:
             try:
                 async with aclosing(self._events(ring, _resumed(request, done, ring))) as events:
                     async for event in events:
-                        done.append(event.token)
                         yield event
-                        if event.finish:
-                            return
+                        if isinstance(event, TokenEvent):
+                            done.append(event.token)
+                            if event.finish:
+                                return
                 raise RingLost("The driver ended the stream early.")
             except TRY_ELSEWHERE as error:
                 tries.fruitless = 0 if len(done) > before else tries.fruitless
@@ -117,7 +118,7 @@ class Router:
                 self._note_failure(error, ring, request, tries)
             await self._pause(request, tries)
 
-    def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+    def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent | PromptProgress, None]:
         if ring.driver == self._agent.info.id:
             return self._rings.generate(ring.id, request)
         return self._client.generate(self._driver_address(ring), ring.id, request)

@@ -25,7 +25,7 @@ from node.core.errors import (
 )
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
-from node.core.generation import GenerateRequest, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.core.limits import MAX_TEXT_CHARS
 from node.core.models import Shard
 from node.core.nodes import Caller
@@ -145,7 +145,7 @@ class Rings:
             part.role.kv_bytes for part in (*self._parts.values(), *self._leaving) if part.role
         )
 
-    def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+    def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | PromptProgress, None]:
         """Raises StaleFence when this node does not drive the ring."""
         return requests.generate(self._driver(ring), self._grammars, request)
 

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 from node.core.errors import BadRequest, ModelUnsupported, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
-from node.core.generation import GenerateRequest, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.ring.driver import Driver
 from node.ring.session import Session
 from node.text.grammars import Grammars
 
 
-async def generate(driver: Driver, grammars: Grammars, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-    """Yields each new token once, in order. Closing it cancels the session.
+async def generate(
+    driver: Driver, grammars: Grammars, request: GenerateRequest
+) -> AsyncGenerator[TokenEvent | PromptProgress, None]:
+    """Yields each new token once, in order; before the first one, how far the prompt is. Closing it cancels the session.
 
     Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring ends or is replaced.
     """
@@ -32,6 +34,8 @@ async def generate(driver: Driver, grammars: Grammars, request: GenerateRequest)
                 match await session.events.get():
                     case PippinError() as error:
                         raise error
+                    case PromptProgress() as progress:
+                        yield progress
                     case TokenEvent() as event:
                         yield event
                         if event.finish:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from node.core.errors import PippinError
 from node.core.evaluation import Evaluation
 from node.core.frames import Back, SequenceId
-from node.core.generation import TokenEvent
+from node.core.generation import PromptProgress, TokenEvent
 from node.core.row_family import RowFamily
 from node.engine.plan import Plan
 from node.engine.verdict import Following, RowResult, Verdict
@@ -191,6 +191,7 @@ class Scheduler:
             if prefill.lane == step.lane:
                 prefill.token_s = self.admission.chunk_size.note(step.tokens, seconds)
                 self._learn(prefill, step)
+                self._tell_progress(step)
                 if step.samples and not prefill.gone:
                     self._join(prefill)
         for slot in step.rows if step.samples else ():
@@ -205,6 +206,13 @@ class Scheduler:
         slot, *others = prefill.slots
         if self.filling.ever_guesses and not (others or slot.evaluation) and prefill.home.slots() == prefill.slots:
             slot.session.learn(len(step.tokens[0]))
+
+    def _tell_progress(self, step: Step) -> None:
+        """A prompt has more than this chunk, which is back."""
+        for slot in () if step.samples else step.rows:
+            if not (slot.gone or slot.evaluation):
+                done = step.begin + len(step.tokens[0])
+                slot.session.events.put_nowait(PromptProgress(done, len(slot.session.tokens)))
 
     def _deliver(self, slot: Slot, result: RowResult) -> None:
         """Give a row's result to its session."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
 from node.core.frames import SequenceId
-from node.core.generation import Finish, GenerateRequest, TokenEvent
+from node.core.generation import Finish, GenerateRequest, PromptProgress, TokenEvent
 from node.core.guesses import Guesser, PassageMemory
 from node.engine.sampling import Draw, History
 from node.engine.verdict import RowResult
@@ -43,7 +43,7 @@ class Session:
     """Where guesses come from. None: from its own tokens only."""
     evaluate_request: EvaluateRequest | None = None
     """Set for a request that only evaluates its prompt."""
-    events: asyncio.Queue[TokenEvent | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[TokenEvent | PromptProgress | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
     """Events that the gateway has not read yet; bounded by max_tokens, so a slow reader costs only itself."""
 
     def __post_init__(self) -> None:

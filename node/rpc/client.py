@@ -13,7 +13,7 @@ from node.core.addresses import split_host_port
 from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
 from node.core.errors import Incompatible, PeerTimeout, PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
-from node.core.generation import GenerateRequest, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.core.model_files import Listing
 from node.core.models import ModelSpec, ModelVersion
 from node.core.nodes import Address
@@ -217,7 +217,9 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
                     raise Incompatible(f"{peer.target} sent more than {MAX_RESPONSE_BYTES:,} bytes of a response.")
         return bytes(data)
 
-    async def generate(self, peer: Address, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, peer: Address, ring: str, request: GenerateRequest
+    ) -> AsyncGenerator[TokenEvent | PromptProgress, None]:
         """Generate tokens on a driver, whose own deadlines end the stream.
 
         Closing the generator cancels the session.
@@ -229,6 +231,8 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
                 async for message in call:
                     for event in checked(message).events:
                         yield from_message(event, TokenEvent)
+                    if message.HasField("progress"):
+                        yield from_message(message.progress, PromptProgress)
         finally:
             call.cancel()
 

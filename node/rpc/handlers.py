@@ -6,7 +6,7 @@ from typing import Protocol
 from node.core.commands import Command
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
-from node.core.generation import GenerateRequest, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.core.model_files import Listing
 from node.core.models import ModelSpec, ModelVersion
 from node.core.nodes import Caller
@@ -56,7 +56,7 @@ class ControlHandler(Protocol):
 
 
 class ServingHandler(Protocol):
-    def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]: ...
+    def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | PromptProgress, None]: ...
 
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation: ...
 

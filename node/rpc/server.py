@@ -14,7 +14,7 @@ from node.core.addresses import join_host_port
 from node.core.commands import DrainNode, LoadModel, UnloadModel
 from node.core.errors import Overloaded, PortTaken
 from node.core.evaluation import EvaluateRequest
-from node.core.generation import GenerateRequest
+from node.core.generation import GenerateRequest, PromptProgress
 from node.core.models import ModelVersion
 from node.core.reports import Heartbeat
 from node.core.response_ids import Ask
@@ -193,7 +193,10 @@ class _Serving(ServingServicer):
         events = self._handler.generate(request.ring, from_message(request, GenerateRequest))
         try:
             async for event in events:
-                yield serving_pb2.TokenEvents(events=[to_message(event, serving_pb2.TokenEvent)])
+                if isinstance(event, PromptProgress):
+                    yield serving_pb2.TokenEvents(progress=to_message(event, serving_pb2.PromptProgress))
+                else:
+                    yield serving_pb2.TokenEvents(events=[to_message(event, serving_pb2.TokenEvent)])
         finally:
             await events.aclose()
 

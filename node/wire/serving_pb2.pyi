@@ -126,11 +126,21 @@ class TokenEvent(_message.Message):
     accepted_prediction_tokens: int
     def __init__(self, position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., finish: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ...) -> None: ...
 
+class PromptProgress(_message.Message):
+    __slots__ = ("done", "total")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    total: int
+    def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
 class TokenEvents(_message.Message):
-    __slots__ = ("events",)
+    __slots__ = ("events", "progress")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[TokenEvent]
-    def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ...) -> None: ...
+    progress: PromptProgress
+    def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., progress: _Optional[_Union[PromptProgress, _Mapping]] = ...) -> None: ...
 
 class EvaluateRequest(_message.Message):
     __slots__ = ("id", "ring", "model", "prompt", "top", "client", "revision")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
-from node.core.generation import GenerateRequest, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.core.nodes import Address, Caller
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
@@ -119,7 +119,7 @@ class FakeGateway:
     def loading(self, _name: str) -> str:
         return ""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | PromptProgress, None]:
         if self._client:
             return self._client.generate(self._driver, "bench", request)
         return self._engine.generate(request)

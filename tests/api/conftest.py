@@ -22,7 +22,7 @@ from api.http.stream import StreamTiming
 from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
-from node.core.generation import GenerateRequest, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.core.guesses import Prediction
 from node.core.logs import RecentLines
 from node.core.models import ModelDescription, ModelEntry
@@ -135,6 +135,8 @@ class ScriptedBackend:
     state: str = "ok"
     cached: int = 0
     awaited: str = ""
+    progress: Sequence[PromptProgress] = ()
+    """Of each prompt."""
     """How far the load is."""
 
     @property
@@ -186,11 +188,13 @@ class ScriptedBackend:
     def loading(self, model_id: str) -> str:
         return self.awaited
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | PromptProgress, None]:
         self.requests.append(request)
         self.asked.set()
         if self.refusal:
             raise self.refusal
+        for progress in self.progress:
+            yield progress
         self.running += 1
         self.idle.clear()
         try:

@@ -12,6 +12,7 @@ from api.http.in_flight import IN_FLIGHT
 from api.http.stream import StreamTiming
 from node import PROTOCOL, __version__
 from node.core.errors import NotReady
+from node.core.generation import PromptProgress
 
 MODEL = "pippin/demo"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
@@ -240,6 +241,18 @@ async def test_a_stream_waits_for_its_model_with_comments(serve, backend, monkey
         text = (await response.read()).decode()
     assert text.endswith("data: [DONE]\n\n")
     assert len(tries) == 2
+
+
+async def test_a_stream_tells_how_far_its_prompt_is(serve, backend):
+    """In comments, at most one in a while; an answer that is no stream is what it would be without them."""
+    backend.progress = [PromptProgress(1280, 4096), PromptProgress(2560, 4096)]
+    server = await serve(StreamTiming(progress_s=0.0))
+    told = (await server.chat(stream=True)).body.decode().split("\n\n")
+    assert told[:2] == [": prompt: 1280 of 4096 tokens", ": prompt: 2560 of 4096 tokens"]
+    assert all(line.startswith("data: ") for line in told[2:-1])
+    assert (await server.chat()).json["choices"][0]["message"]["content"] == "Hello there!"
+    seldom = await serve(StreamTiming(progress_s=3600.0))
+    assert (await seldom.chat(stream=True)).body.startswith(b"data: ")
 
 
 async def test_a_model_that_does_not_come(serve, backend, monkeypatch):

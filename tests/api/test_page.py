@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from api.http.stream import StreamTiming
 from api.page.routes import FILES, TYPES
 from node.core.errors import RingLost
-from node.core.generation import CONVERSATION
+from node.core.generation import CONVERSATION, PromptProgress
 from tests.api.conftest import MODEL, ScriptedModel
 from tests.api.families import FAMILIES, make
 
@@ -219,6 +220,19 @@ async def test_stop(page, backend, by_key):
     backend.pause_at = None
     await ask(page, "Go on")
     assert await answered(page) == "Hello there!"
+
+
+async def test_how_far_a_long_prompt_is(serve, tab, backend):
+    backend.shown, backend.pause_at = TWO, 0
+    backend.progress = [PromptProgress(1280, 4096)]
+    await tab.open((await serve(StreamTiming(progress_s=0.0))).url)
+    await tab.until("document.querySelector('#model').value")
+    await ask(tab, "Hello")
+    await tab.until("document.querySelector('.pause').innerText === 'prompt: 1280 of 4096 tokens'")
+    backend.go_on.set()
+    assert await answered(tab) == "Hello there!"
+    assert await tab.text(".pause") == ""
+    assert tab.complaints == []
 
 
 async def test_reasoning_is_folded(page, backend, tmp_path):

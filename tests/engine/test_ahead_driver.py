@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from node.core.generation import GenerateRequest, Sampling, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, Sampling, TokenEvent
 from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
 from node.engine.compute import Compute
@@ -52,6 +52,8 @@ class Served:
         events: list[TokenEvent] = []
         stream = generate(self.driver, NO_GRAMMARS, request)
         async for event in stream:
+            if isinstance(event, PromptProgress):
+                continue
             events.append(event)
             if third and len(events) == 3:
                 third.set()

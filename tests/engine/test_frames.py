@@ -4,11 +4,12 @@ bit by bit as without guesses.
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import count, cycle, pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -17,7 +18,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from node.core.errors import PippinError
 from node.core.frames import Frame, Open
-from node.core.generation import GenerateRequest, Sampling, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, Sampling, TokenEvent
 from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
 from node.core.row_family import RowFamily
@@ -80,19 +81,25 @@ class Played:
                 self._send(step)
             if self.in_flight:
                 self._land(*self.in_flight.popleft())
-        return [[self._event(session) for _ in range(session.events.qsize())] for session in sessions]
+        return [list(self._events(session)) for session in sessions]
 
-    def _event(self, session: Session) -> TokenEvent:
-        event = session.events.get_nowait()
-        assert isinstance(event, TokenEvent), event
-        return event
+    def _events(self, session: Session) -> Iterator[TokenEvent]:
+        while not session.events.empty():
+            event = session.events.get_nowait()
+            assert isinstance(event, TokenEvent | PromptProgress), event
+            if isinstance(event, TokenEvent):
+                yield event
 
     def _send(self, step: Step) -> None:
         frame = self.pipeline.frame(step=step)
         self.tokens += [len(step.tokens[0])] if step.lane < 1 << 16 else []
         if len(self.runners) == 1:
-            for verdict in self.runners[0].run(frame, step.tokens, step.draws(), (), step.ahead):
+            pays = Event()  # a guess, so no further step begins without one
+            run = self.runners[0].run
+            for verdict in run(frame, step.tokens, step.draws(), (), step.ahead, lambda: not pays.is_set()):
                 step = self.scheduler.landed(step, verdict, 0.01) or step
+                if self.scheduler.has_guesses(step):
+                    pays.set()
         else:
             self._go_round(step, self.runners[0].begin(frame, step.tokens))
 

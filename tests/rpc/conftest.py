@@ -9,7 +9,7 @@ import pytest
 
 from node.core.errors import StaleFence
 from node.core.frames import Frame, Tensor
-from node.core.generation import GenerateRequest, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.core.model_files import File, Listing
 from node.core.models import ModelSpec
 from node.core.nodes import Caller, Memory, NodeInfo
@@ -60,7 +60,9 @@ class Handlers:
     async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
         raise NotImplementedError(model)
 
-    async def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | PromptProgress, None]:
+        if ring == "a long prompt":
+            yield PromptProgress(1280, 4096)
         for position, token in enumerate(request.prompt):
             yield TokenEvent(position, token)
 

@@ -15,6 +15,7 @@ from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
 from node.core.errors import Incompatible, Overloaded, PeerTimeout, PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.frames import Frame
+from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES
 from node.core.models import Wish
 from node.core.nodes import Address, Caller
@@ -47,6 +48,14 @@ async def test_a_port_at_which_nobody_listens_any_more() -> None:
 async def test_a_machine_that_says_nothing_refuses_nothing() -> None:
     async with RpcClient() as client:
         assert not await client.refuses(Address("[100::1]:7001"))  # RFC 6666: packets to it are dropped
+
+
+async def test_how_far_a_prompt_is_comes_before_its_tokens() -> None:
+    async with serving() as (_, target), RpcClient() as client:
+        asked = GenerateRequest("r", "m", (7, 8), 2)
+        first, *events = [event async for event in client.generate(Address(target), "a long prompt", asked)]
+    assert first == PromptProgress(1280, 4096)
+    assert [event.token for event in events if isinstance(event, TokenEvent)] == [7, 8]
 
 
 async def test_a_peer_whose_disk_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from node.core.frames import (
     Store,
     Take,
 )
-from node.core.generation import GenerateRequest, Sampling
+from node.core.generation import GenerateRequest, PromptProgress, Sampling
 from node.core.models import ModelVersion
 from node.core.rings import Fence
 from node.core.row_family import RowFamily
@@ -527,7 +527,9 @@ def live(world: World) -> World:
     world.count_guesses()
     assert world.fake.prefixes.keys() == world.scheduler.admission.prefixes.all().keys()
     for session in world.sessions:
-        events = [session.events.get_nowait() for _ in range(session.events.qsize())]
+        told = [session.events.get_nowait() for _ in range(session.events.qsize())]
+        events = [event for event in told if not isinstance(event, PromptProgress)]
+        assert all(0 < each.done < each.total for each in told if isinstance(each, PromptProgress))
         if session.evaluate_request:
             scores = [score.logprob for event in events for score in event.scores]
             prompt = session.request.prompt
@@ -1262,6 +1264,25 @@ def test_the_first_chunk_takes_a_small_share_of_the_time_out(
         step = scheduler.next()
         assert step
         assert len(step.tokens[0]) == size
+
+
+def test_each_chunk_of_a_prompt_that_is_back_is_told_but_the_last_one() -> None:
+    """Not of a text to evaluate, whose caller waits for one result; nor when the client has gone."""
+    scheduler = scheduler_of(limits(chunk=100), stages=1)
+    text = Session.of_evaluation(EvaluateRequest("x", "m", tuple(range(250)), None))
+    sessions = [request(250, 1), request(250, 1, first=300), request(90, 1, first=600), text]
+    for session in sessions:
+        scheduler.admission.submit(session)
+    while step := scheduler.next():
+        if step.rows[0].session is sessions[1] and step.begin:
+            scheduler.admission.finish(sessions[1], keep=False)
+        results = [Sampled(7)] if step.samples else [ChunkResult(len(step.tokens[0]))] if step.evaluations else []
+        scheduler.returned(step)
+        scheduler.landed(step, Verdict(results), 0.1)
+    first, second, *others = [[each.events.get_nowait() for _ in range(each.events.qsize())] for each in sessions]
+    assert first[:-1] == [PromptProgress(100, 250), PromptProgress(200, 250)]
+    assert second == [PromptProgress(100, 250)]
+    assert [len(told) for told in others] == [1, 1]
 
 
 def first_token(

@@ -16,7 +16,7 @@ from node.cluster.head import Head
 from node.cluster.heartbeats import Heartbeats
 from node.core.commands import UnloadModel
 from node.core.errors import HubUnavailable, PippinError
-from node.core.generation import GenerateRequest
+from node.core.generation import GenerateRequest, TokenEvent
 from node.core.logs import RecentLines
 from node.core.models import DraftChoice, HeldModel, ModelSpec, Shard
 from node.core.nodes import Memory, NodeInfo
@@ -303,7 +303,7 @@ class Process:
         try:
             async with aclosing(self.router.generate(ask.request)) as events:
                 async for event in events:
-                    if wrong := ask.take(event):
+                    if isinstance(event, TokenEvent) and (wrong := ask.take(event)):
                         self.world.timeline.violated(wrong)
         except PippinError as error:
             ask.error = error
