@@ -92,15 +92,17 @@ class Played:
 
     def _send(self, step: Step) -> None:
         frame = self.pipeline.frame(step=step)
-        self.tokens += [len(step.tokens[0])] if step.lane < 1 << 16 else []
+        is_of_answer = step.lane < 1 << 16
         if len(self.runners) == 1:
             pays = Event()  # a guess, so no further step begins without one
             run = self.runners[0].run
             for verdict in run(frame, step.tokens, step.draws(), (), step.ahead, lambda: not pays.is_set()):
+                self.tokens += [len(step.tokens[0]) if step.tokens else 1] if is_of_answer else []
                 step = self.scheduler.landed(step, verdict, 0.01) or step
                 if self.scheduler.has_guesses(step):
                     pays.set()
         else:
+            self.tokens += [len(step.tokens[0])] if is_of_answer else []
             self._go_round(step, self.runners[0].begin(frame, step.tokens))
 
     def _go_round(self, step: Step, frame: Frame) -> None:
@@ -341,6 +343,8 @@ def test_a_session_that_is_alone_again_has_the_same_bits(name: str) -> None:
 
 class LosesItsWay:
     """A grammar that allows any token, and can't be followed after four."""
+
+    binds = True
 
     def __init__(self) -> None:
         self.error: PippinError | None = None
