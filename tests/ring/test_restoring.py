@@ -72,7 +72,8 @@ async def answered(here: int, there: int | None) -> tuple[list[TokenEvent], list
         await driver.serve_link(await anext(coming), coming)
 
     tasks = [asyncio.create_task(driver.run()), asyncio.create_task(serve())]
-    events = [event async for event in generate(driver, NO_GRAMMARS, GenerateRequest("x", "m", PROMPT, 3))]
+    stream = generate(driver, NO_GRAMMARS, GenerateRequest("x", "m", PROMPT, 3))
+    events = [event async for event in stream if isinstance(event, TokenEvent)]
     driver.give_up(RingLost("the end"))
     for task in tasks:
         task.cancel()
