@@ -43,7 +43,9 @@ def test_large_headers_delay_nobody(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         holder, other = cluster.launch("--models-dir", str(tmp_path / "models")), cluster.launch()
         cluster.agreed(holder.started(), other.started())
-        until(lambda: "large" in holder.get("/v1/models").body.decode(), "the model is found")
+        until(
+            lambda: "large" in holder.get("/cluster/models").body.decode(), "the model is found"
+        )  # what reads no file
         with ThreadPoolExecutor(1) as thread:
             show = thread.submit(holder.post, "/api/show", {"model": "large"})
             answers = 0
