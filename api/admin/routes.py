@@ -24,6 +24,12 @@ class LoadRequest(StrictModel):
     context: int = Field(default=0, ge=1, le=MAX_INT)
 
 
+class RemoveRequest(StrictModel):
+    """What to delete of a model."""
+
+    not_fetched: bool = False
+
+
 async def health(env: Env, request: web.Request) -> web.Response:
     """Answer 503 while the node is stopping or stuck, for load balancers; "full", it serves the models that it has."""
     answer = env.gateway.monitor.health()
@@ -58,7 +64,9 @@ async def pull(env: Env, request: web.Request) -> web.StreamResponse:
 
 
 async def remove(env: Env, request: web.Request) -> web.Response:
-    model, freed = await env.gateway.disk.remove(request.match_info["model"])
+    """Delete a model's files. The body may be empty."""
+    body = await env.bodies.read(request, partial(parse, RemoveRequest)) if request.can_read_body else RemoveRequest()
+    model, freed = await env.gateway.disk.remove(request.match_info["model"], not_fetched=body.not_fetched)
     return web.json_response({"model": model, "bytes": freed})
 
 

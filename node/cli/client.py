@@ -37,7 +37,11 @@ class StatusFailed(PippinError):
 
 
 class Refused(StatusFailed):
-    """The cluster refuses the request, and says why."""
+    """The cluster refuses the request, and says why. `why`: the code of its error."""
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class KeyRefused(StatusFailed):
@@ -145,7 +149,8 @@ class Api(NamedTuple):
                 else f"{self} asks for an API key. Set PIPPIN_API_KEY to one of its keys, or name their --api-key-file."
             )
         try:
-            return Refused(json.loads(body)["error"]["message"])
+            error = json.loads(body)["error"]
+            return Refused(error["message"], str(error.get("code")))
         except (ValueError, KeyError, TypeError):
             return StatusFailed(f"{self} is no Pippin node: it answered {code}. Name one with --api URL.")
 

@@ -129,10 +129,14 @@ def pull(api: Api, model: str) -> None:
 
 @cluster.command
 @MODEL
+@option("--yes", is_flag=True, help="also if other programs fetched some of it, without asking")
 @asks_node
-def rm(api: Api, model: str) -> None:
+def rm(api: Api, model: str, yes: bool) -> None:
     """Delete a fetched model from the disk of the node at --api."""
-    removed = api.ask("DELETE", _path("models", model))
+    removed = models.remove(api, _path("models", model), yes=yes)
+    if removed is None:
+        print("Nothing is deleted.")
+        return
     print(f"{printable(removed['model'])} is deleted: {format_bytes(removed['bytes'])} are free.")
 
 

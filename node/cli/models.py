@@ -4,9 +4,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from node.cli.client import Json
+from node.cli.client import Api, Json, Refused
 from node.cli.table import aligned, context_length, findings, node_names, requests, shown
 from node.cli.terminal import complain, printable
+from node.core.errors import ModelNotFetched
 from node.core.units import format_bytes
 from node.core.warning_codes import Code
 
@@ -65,6 +66,22 @@ def _stages(ring: Json, names: dict[str, str], state: str) -> str:
 
 def short_names(models: Json) -> str:
     return "\n".join(map(printable, aligned([("SHORT NAME", "MODEL"), *models["short_names"].items()])))
+
+
+def remove(api: Api, path: str, *, yes: bool) -> Json | None:
+    """What a node has deleted; what Pippin did not fetch, only with `yes` or if the user says so. None: the user does not.
+
+    Raises NoNode, StatusFailed, Refused: without a terminal nobody can be asked.
+    """
+    try:
+        return api.ask("DELETE", path, {"not_fetched": yes})
+    except Refused as error:
+        if error.why != ModelNotFetched.code or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        complain(str(error))
+    print("Delete it all the same? [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline().strip().lower()
+    return api.ask("DELETE", path, {"not_fetched": True}) if answer in ("y", "yes") else None
 
 
 def prove(model: str) -> int:

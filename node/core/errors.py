@@ -58,6 +58,13 @@ class ModelNotFound(PippinError):
     status = 404
 
 
+class ModelNotFetched(PippinError):
+    """Files of the model that Pippin did not fetch are deleted only if the request says so."""
+
+    code = "model_not_fetched"
+    status = 409
+
+
 class NodeNotFound(PippinError):
     """No node of the cluster has this name or id, or several have this name."""
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from node.cluster.allowlist import Allowlist
@@ -95,25 +96,29 @@ class Disk:
                             await fetching
                             return
 
-    async def remove(self, name: str) -> tuple[str, int]:
+    async def remove(self, name: str, *, not_fetched: bool = False) -> tuple[str, int]:
         """Delete the files of a model that were fetched from the hub or from nodes, and its KV. Returns its id and their bytes.
 
-        Raises ModelBusy while this node uses or fetches the model; ModelNotFound if nothing of it is here, or if its files
-        are in a directory of the user's and there is no KV of it.
+        `not_fetched`: also what other programs fetched into the hub's cache. Raises ModelNotFetched if there is some;
+        ModelBusy while this node uses or fetches the model; ModelNotFound if nothing of it is here, or if its files are in
+        a directory of the user's and there is no KV of it.
         """
         model = await self.names.id_of(name)
         if model in self._pulled:
             raise ModelBusy(f"This node is fetching {model}.", hint="End the `cluster pull` first, or wait for it.")
         if model in self.in_use():
             raise ModelBusy(f"This node has layers of {model} in memory.", hint=f"Type `cluster unload {model}` first.")
-        kv = freed = await self.pools.kv.run(self.kv.remove, model)
+        missing, freed = None, 0
         try:
-            freed += await self.pools.files.run(self.files.catalogue.remove, model)
-        except ModelNotFound:
-            if not kv:
-                raise
+            remove = partial(self.files.catalogue.remove, model, not_fetched=not_fetched)
+            freed = await self.pools.files.run(remove)
+        except ModelNotFound as error:
+            missing = error
+        kv = await self.pools.kv.run(self.kv.remove, model)
+        if missing and not kv:
+            raise missing
         await self._refresh()
-        return model, freed
+        return model, freed + kv
 
     async def _refresh(self) -> None:
         await self.pools.files.run(self.files.catalogue.refresh)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from node.core.errors import ModelBroken, ModelNotFound, PippinError
+from node.core.errors import ModelBroken, ModelNotFetched, ModelNotFound, PippinError
 from node.core.limits import MAX_MODELS, MAX_NAME_CHARS
 from node.core.models import HeldModel, Shard
+from node.core.units import format_bytes
+from node.model import fetched
 from node.model.file_names import DESCRIPTION, checked_revision, id_parts
 from node.model.formats import TAKE_ANOTHER
 from node.model.layouts import Layouts
@@ -191,17 +193,18 @@ class Catalogue:
         """Directory for files of the model that are fetched from peers; it may not exist yet."""
         return self._fetched.joinpath(checked_revision(revision), *id_parts(model_id))
 
-    def remove(self, model_id: str) -> int:
-        """Delete all files of a model that were fetched, whole or not. Returns their number of bytes.
+    def remove(self, model_id: str, *, not_fetched: bool = False) -> int:
+        """Delete all files of a model that were fetched, whole or not. Returns the number of bytes that are free now.
 
-        Raises ModelNotFound if there are none, ModelBroken if they can't be deleted.
+        `not_fetched`: also its folder in the hub's cache if another program fetched some of it. Raises ModelNotFetched if
+        there is such a one, ModelNotFound if there are no files, ModelBroken if they can't be deleted.
         """
         parts = id_parts(model_id)
         own = [root.joinpath(*parts) for root in self._scanner.folders(self._fetched)]
         if len(parts) == 1:  # the folder of an organization, with its models, has such a name, too
             own = [path for path in own if (path / "config.json").is_file()]
-        own.append(self._hub_cache / f"models--{'--'.join(parts)}")
-        found = [path for path in own if path.is_dir()]
+        cached = fetched.repository(self._hub_cache, model_id)
+        found = [path for path in (*own, cached) if path.is_dir()]
         if not found:
             builtin, *others = [_place(root, parts) for root in self._roots]
             kept = next((path for path in others if path.is_dir()), None)
@@ -211,7 +214,14 @@ class Catalogue:
                 where = "Its folder is a user's, and named in that node's log: delete it there."
             where = "It comes with Pippin." if builtin.is_dir() else where
             raise ModelNotFound(f"No files of {model_id} were fetched to this node.", hint=where, param="model")
-        return sum(map(_delete, found))
+        if cached in found and not not_fetched and not fetched.is_fetched(cached):
+            size = format_bytes(fetched.size_on_disk([cached]))
+            raise ModelNotFetched(
+                f"Pippin did not fetch all of {model_id} in {fetched.shown(cached)} ({size}).",
+                hint=f'`cluster rm --yes {model_id}` deletes it all the same, as does "not_fetched": true in HTTP.',
+                param="model",
+            )
+        return _delete(found)
 
     def _describing(self, model_id: str, revision: str) -> Iterator[Folder]:
         return (place for place in self._places(model_id, revision) if place.whole or DESCRIPTION in place.files)
@@ -221,17 +231,19 @@ class Catalogue:
         parts, scanner = id_parts(model_id), self._scanner
         own = (scanner.read(_place(root, parts)) for root in self._roots)
         roots = [root for root in scanner.folders(self._fetched) if revision in ("", root.name)]
-        fetched = (scanner.read(root.joinpath(*parts), root.name) for root in roots)
-        for folder in chain(own, fetched, scanner.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")):
+        of_peers = (scanner.read(root.joinpath(*parts), root.name) for root in roots)
+        for folder in chain(own, of_peers, scanner.snapshots(fetched.repository(self._hub_cache, model_id))):
             if folder and folder.revision and revision in ("", folder.revision):
                 yield folder
 
 
-def _delete(folder: Path) -> int:
+def _delete(folders: Sequence[Path]) -> int:
     """Returns the number of bytes that are free now. Raises ModelBroken."""
+    freed, folder = 0, folders[0]
     try:
-        freed = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_symlink())
-        shutil.rmtree(folder)
+        freed = fetched.size_on_disk(folders)
+        for folder in folders:
+            shutil.rmtree(folder)
     except OSError as error:
         log.warning("%s can't be deleted: %s", folder, error.strerror)
         hint = "Its node's log names the folder: delete it yourself."

@@ -24,6 +24,7 @@ from node.core.errors import HubUnavailable, ModelBroken, NoCapacity
 from node.core.models import TensorHeader
 from node.core.pool import Pool
 from node.core.units import format_bytes
+from node.model import fetched
 from node.model.config import read_config
 from node.model.digests import digest_like, is_digest, mismatch
 from node.model.download import STALL_S, Source, download, first_bytes
@@ -69,7 +70,7 @@ class Hub:
         self._api = HfApi(endpoint=endpoint, token=token, library_name="pippin")
         self._cache = cache_dir or Path(constants.HF_HUB_CACHE)
         self._readers = Pool("header", _READERS, max_waiting=4096)
-        self._download = partial(
+        self._hf_download = partial(
             hf_hub_download, cache_dir=self._cache, endpoint=endpoint, token=token, library_name="pippin"
         )
 
@@ -111,10 +112,21 @@ class Hub:
             headers = build_hf_headers(token=self._api.token, library_name="pippin")
             blobs = directory.parent.parent / "blobs"
             blobs.mkdir(exist_ok=True)
+            if found.etag not in fetched.blobs(blobs.parent):
+                fetched.note(blobs.parent, found.etag)
             source = Source(url, headers, found.size, found.etag, f"{file} of {model_id}")
             download(source, blobs / found.etag, progress)
             self._download(model_id, file, revision=directory.name)  # links it into the snapshot
         return directory
+
+    def _download(self, model_id: str, file: str, *, revision: str | None) -> str:
+        """The path of a file in the cache, which has it from now on, and as Pippin's unless it was there."""
+        repository = fetched.repository(self._cache, model_id)
+        known = fetched.blobs(repository)
+        path = self._hf_download(model_id, file, revision=revision)
+        if (blob := Path(path).resolve().name) not in known:
+            fetched.note(repository, blob)
+        return path
 
     def _resolved(self, model_id: str, revision: str | None) -> Path:
         """Snapshot directory of the branch's commit, which is its name; all further requests are for this commit."""

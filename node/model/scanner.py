@@ -40,7 +40,8 @@ class Folder:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(size for name, (size, _, _) in self.files.items() if is_weights(name))
+        """On the disk: what several names link to counts once."""
+        return sum({file: size for name, (size, _, file) in self.files.items() if is_weights(name)}.values())
 
     @property
     def has_tokenizer(self) -> bool:

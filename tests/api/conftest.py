@@ -283,8 +283,8 @@ class ScriptedBackend:
             raise self.failure[1]
         yield Pulled(name, 4, 4)
 
-    async def remove(self, name: str) -> tuple[str, int]:
-        if self.refusal:
+    async def remove(self, name: str, *, not_fetched: bool = False) -> tuple[str, int]:
+        if self.refusal and not not_fetched:
             raise self.refusal
         return name, 4
 

@@ -10,7 +10,7 @@ import pytest
 from api.http.in_flight import IN_FLIGHT
 from api.http.limits import FOLLOWERS_OF_ONE
 from api.http.stream import StreamTiming
-from node.core.errors import HubUnavailable, ModelBusy, ModelNotFound, NodeNotFound, PeerUnavailable
+from node.core.errors import HubUnavailable, ModelBusy, ModelNotFetched, ModelNotFound, NodeNotFound, PeerUnavailable
 from node.gateway.disk import Pulled
 
 MODEL = "pippin/demo"
@@ -242,6 +242,15 @@ async def test_the_files_of_a_model_are_removed(server, backend):
     backend.refusal = ModelBusy("It is in memory.")
     async with server.http.delete(f"{server.url}/cluster/models/org/m") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (409, "model_busy")
+
+
+async def test_what_pippin_did_not_fetch_is_removed_only_if_the_request_says_so(server, backend):
+    backend.refusal = ModelNotFetched("Another program fetched it.")
+    for body, status in ((None, 409), ({}, 409), ({"not_fetched": False}, 409), ({"not_fetched": 1}, 400)):
+        async with server.http.delete(f"{server.url}/cluster/models/m", json=body) as response:
+            assert response.status == status
+    async with server.http.delete(f"{server.url}/cluster/models/m", json={"not_fetched": True}) as response:
+        assert (response.status, await response.json()) == (200, {"model": "m", "bytes": 4})
 
 
 async def test_health_is_200_while_work_waits_for_threads(server):

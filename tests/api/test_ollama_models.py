@@ -8,7 +8,7 @@ import ollama
 import pytest
 
 from api.http.server import ApiServer
-from node.core.errors import ModelBusy, ModelNotFound, PortTaken, RingLost
+from node.core.errors import ModelBusy, ModelNotFetched, ModelNotFound, PortTaken, RingLost
 
 MODEL = "pippin/demo"
 USER = [{"role": "user", "content": "Hello"}]
@@ -167,6 +167,9 @@ async def test_the_client_deletes(server, ollama_client):
     with pytest.raises(ollama.ResponseError, match="It is in use") as raised:
         await ollama_client.delete("x/y")
     assert raised.value.status_code == 409
+    server.backend.refusal = ModelNotFetched("Another program fetched it.", hint="`cluster rm --yes x/y` deletes it.")
+    with pytest.raises(ollama.ResponseError, match="fetched it. `cluster rm --yes x/y` deletes it"):
+        await ollama_client.delete("x/y")
 
 
 async def test_what_pippin_does_not_do_is_named(server, ollama_client):

@@ -27,7 +27,7 @@ class Node:
                 self.do_GET()
 
             def do_DELETE(self):
-                self.do_GET()
+                self.do_POST()
 
             def do_GET(self):
                 node.paths.append(self.path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import ModelBusy, ModelNotFound
+from node.core.errors import ModelBusy, ModelNotFetched, ModelNotFound, PippinError
 from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.core.pool import Pools
 from node.core.reports import Download
@@ -44,7 +44,7 @@ class Parts:
         finally:
             self.fetching.remove(shard.model)
 
-    def remove(self, _: str) -> int:
+    def remove(self, _: str, *, not_fetched: bool) -> int:
         self.removed += 1
         return 100
 
@@ -63,13 +63,17 @@ class Kv(KvStore):
         return freed
 
 
-async def test_kv_goes_also_if_the_files_are_a_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: str) -> int:
-        raise ModelNotFound("Its folder is a user's.")
+async def test_kv_goes_also_if_the_files_are_a_users_but_not_if_the_files_may_go() -> None:
+    def refuse(_: str, *, not_fetched: bool) -> int:
+        raise refusal
 
+    refusal: PippinError = ModelNotFetched("Another program fetched it.")
     parts: Any = Parts()
     parts.remove = refuse
     disk = Disk(parts, parts, Kv(), parts, parts, Pools(), tuple, lambda: None)
+    with pytest.raises(ModelNotFetched):
+        await disk.remove("org/m")
+    refusal = ModelNotFound("Its folder is a user's.")
     assert await disk.remove("org/m") == ("org/m", 7)
     with pytest.raises(ModelNotFound):
         await disk.remove("org/m")

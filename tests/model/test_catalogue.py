@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from node.core.errors import ModelBroken, ModelNotFound, ModelUnsupported
+from node.core.errors import ModelBroken, ModelNotFetched, ModelNotFound, ModelUnsupported
 from node.core.models import HeldModel, ModelVersion, Shard
 from node.model.catalogue import Catalogue, lm_studio
 from node.model.file_names import DESCRIPTION
@@ -247,10 +247,9 @@ def test_a_name_of_something_else_is_told_what_to_write(name, hint, catalogue):
 def test_fetched_models_are_removed_and_no_others(places, catalogue, make_model, caplog):
     make_model(places / "mine" / "org" / "mine")
     make_model(places / "data" / "fetched" / COMMIT / "org" / "model")
-    make_model(snapshot(places, "models--org--model", COMMIT))
     make_model(snapshot(places, "models--org--other", COMMIT))
     catalogue.refresh()
-    assert catalogue.remove("org/model") > 2 * 10_000
+    assert catalogue.remove("org/model") > 10_000
     catalogue.refresh()
     assert ids(catalogue) == ("org/mine", "org/other")
     with pytest.raises(ModelNotFound) as caught, caplog.at_level(logging.INFO):
@@ -262,6 +261,29 @@ def test_fetched_models_are_removed_and_no_others(places, catalogue, make_model,
     for name in ("org", "org/none", "../mine/org", "none"):
         with pytest.raises(ModelNotFound):
             catalogue.remove(name)
+
+
+def test_a_folder_of_the_hubs_cache_that_pippin_did_not_fetch_is_not_deleted_unasked(
+    places, catalogue, make_model, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(places))
+    folder = make_model(snapshot(places, "models--org--other", COMMIT))
+    catalogue.refresh()
+    (size,) = {held.bytes for held in catalogue.local()}
+    with pytest.raises(ModelNotFetched) as caught:
+        catalogue.remove("org/other")
+    assert "Pippin did not fetch all of org/other in ~/cache/models--org--other (" in caught.value.message
+    assert "`cluster rm --yes org/other`" in caught.value.hint
+    assert folder.is_dir()
+    (folder / "model-of-the-same-bytes.safetensors").hardlink_to(folder / SECOND)
+    catalogue.refresh()
+    assert [held.bytes for held in catalogue.local()] == [size]
+    kept = places / "kept"
+    kept.hardlink_to(folder / "tokenizer.json")
+    whole = sum(file.stat().st_size for file in folder.iterdir() if not file.name.startswith("model-of"))
+    whole += len(COMMIT)  # refs/main
+    assert catalogue.remove("org/other", not_fetched=True) == whole - kept.stat().st_size
+    assert not folder.exists()
 
 
 def test_the_models_of_lm_studio(tmp_path, make_model):

@@ -4,11 +4,13 @@ import subprocess
 import sys
 
 import pytest
+from huggingface_hub import hf_hub_download
 
 from node.core.errors import (
     HubUnavailable,
     ModelBroken,
     ModelGated,
+    ModelNotFetched,
     ModelNotFound,
     ModelUnsupported,
     NoCapacity,
@@ -72,6 +74,40 @@ def test_a_file_is_fetched_once_and_nothing_else(fake_hub, hub, tmp_path):
     catalogue.refresh()
     assert [held.id for held in catalogue.local()] == ["org/model"]
     assert catalogue.whole("org/model").path == directory
+
+
+def test_what_pippin_fetched_is_deleted_and_not_what_another_program_did(fake_hub, hub, tmp_path):
+    catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
+    for _ in range(2):
+        hub.fetch("org/model", SECOND)
+        assert catalogue.remove("org/model") > len(fake_hub.repos["org/model"][SECOND])
+
+    def other_program(file):
+        return hf_hub_download("org/model", file, cache_dir=tmp_path / "cache", endpoint=fake_hub.url, token="good")
+
+    hub.fetch("org/model", SECOND)
+    other_program("README.md")
+    with pytest.raises(ModelNotFetched):
+        catalogue.remove("org/model")
+    catalogue.remove("org/model", not_fetched=True)
+    for file in fake_hub.repos["org/model"]:
+        other_program(file)
+    directory = hub.fetch("org/model", SECOND)
+    assert (directory / DESCRIPTION).is_file()
+    with pytest.raises(ModelNotFetched):
+        catalogue.remove("org/model")
+
+
+def test_a_download_that_is_broken_off_is_pippins(fake_hub, hub, tmp_path):
+    def progress(here):
+        if here:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hub.fetch("org/model", SECOND, progress)
+    catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
+    assert list((tmp_path / "cache").rglob("*.incomplete"))
+    assert catalogue.remove("org/model") > 0
 
 
 @pytest.mark.slow
