@@ -52,10 +52,11 @@ class Answer:
         control_logprobs: bool = False,
         offset: int = 0,
         reader: Reader | None = None,
+        silent: frozenset[int] = frozenset(),
     ) -> None:
         """`control_logprobs`: report log-probabilities of control tokens, too. `offset`: characters before the answer
         (an echoed prompt). `reader`: separates reasoning and tool calls from the text, to which stop strings and
-        log-probabilities apply.
+        log-probabilities apply. `silent`: tokens whose text is not shown, besides control tokens.
         """
         self.made: list[int] = []
         """Ids of its tokens so far."""
@@ -65,6 +66,7 @@ class Answer:
         self.cached_tokens = 0
         self.accepted_prediction_tokens = 0
         self._control = tokenizer.control
+        self._silent_ends = silent
         self._marks = tokenizer.control - tokenizer.eos if reader else frozenset()
         """Control tokens that are passed on to the reader."""
         self._reader = reader
@@ -92,7 +94,7 @@ class Answer:
         self.logprob += event.logprob or 0.0
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         self.accepted_prediction_tokens = event.accepted_prediction_tokens
-        made = self._detokenizer.add(event.token)
+        made = "" if event.token in self._silent_ends else self._detokenizer.add(event.token)
         if self._reader:
             return self._take_parts(self._reader, event, made)
         if self._logprobs and event.token not in self._without_logprobs:

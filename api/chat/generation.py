@@ -79,7 +79,9 @@ class Prepared:
         model, body, sampling = self.model, self.body, self.sampling
         check_tokens(model, sampling.logit_bias, param="logit_bias")
         check_tokens(model, body.stop_token_ids, param="stop_token_ids")
-        ends = frozenset() if body.ignore_eos and not self.grammar else model.tokenizer.eos
+        fim = model.tokenizer.fim if body.is_middle else None
+        silent = fim.ends if fim else frozenset[int]()
+        ends = frozenset() if body.ignore_eos and not self.grammar else model.tokenizer.eos | silent
         request = GenerateRequest(
             id=self.id,
             model=model.id,
@@ -103,6 +105,7 @@ class Prepared:
                 control_logprobs=control_logprobs,
                 offset=len(echo.text) if echo else 0,
                 reader=reader(),
+                silent=silent,
             )
             numbered = replace(request, id=f"{self.id}-{first + copy}", sampling=seeded)
             choices.append(Choice(first + copy, numbered, answer, echo, self.prediction is not None))

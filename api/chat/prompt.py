@@ -11,6 +11,7 @@ from api.chat.generation import Choice, Prepared, check_tokens
 from api.chat.request import ChatRequest
 from api.chat.shortening import PARTS, Chat, fitting, prompt_room, shortenings
 from api.http.callers import CLIENT
+from api.http.errors import Unsupported
 from api.http.stream import StreamFormat
 from node.core.errors import BadRequest
 from node.text.sandboxed_encoder import OpenModel
@@ -95,6 +96,16 @@ async def _encode_within(
         said += f", and {kept.parts}/{PARTS} of the user's last text" if kept.parts else ""
         log.info("a chat with %s is too long for %d tokens; its oldest are left out: %s", body.model, context, said)
     return prompt
+
+
+async def encode_middle(model: OpenModel, prefix: str | list[int], suffix: str) -> Sequence[int]:
+    """Tokens of the prompt for the text between two others. Raises Unsupported for a model that can't be asked for it."""
+    if model.tokenizer.fim is None:
+        why = "its tokenizer has no marks for the text in the middle"
+        raise Unsupported(f"'suffix' is not supported by {model.id}: {why}.", param="suffix")
+    if isinstance(prefix, list):
+        raise Unsupported("'suffix' is not supported with a prompt of token ids, only with a text.", param="suffix")
+    return await model.encoder.encode_fim(prefix, suffix, context=model.context, param="prompt")
 
 
 async def encode_text(model: OpenModel, prompt: str | list[int], *, param: str) -> Sequence[int]:

@@ -173,6 +173,11 @@ class GenerationRequest(SamplingFields):
         return self.n
 
     @property
+    def is_middle(self) -> bool:
+        """Whether the answer is the text between two others."""
+        return False
+
+    @property
     def answer_tokens(self) -> int | None:
         """Maximum tokens of an answer; None: as many as fit in the context."""
         return None
@@ -230,6 +235,10 @@ class CompletionRequest(GenerationRequest):
         return self.n if self.best_of is None else self.best_of
 
     @property
+    def is_middle(self) -> bool:
+        return bool(self.suffix)
+
+    @property
     def answer_tokens(self) -> int | None:
         return self.max_tokens
 
@@ -246,8 +255,8 @@ class CompletionRequest(GenerationRequest):
             raise BadRequest(
                 f"'best_of' ({self.best_of}) greater than 'n' ({self.n}) cannot be streamed.", param="best_of"
             )
-        if self.suffix:
-            raise Unsupported("'suffix' is not supported.", param="suffix")
+        if self.suffix and self.echo:
+            raise Unsupported("'echo' is not supported together with 'suffix'.", param="echo")
         return self
 
 

@@ -64,6 +64,11 @@ def endings(text: str) -> list[str]:
     return [text[len(text) * part // PARTS :] for part in range(PARTS)]
 
 
+def beginnings(text: str) -> list[str]:
+    """A text, and what is left of it without its end, the longest first."""
+    return [text[: len(text) - len(text) * part // PARTS] for part in range(PARTS)]
+
+
 async def fitting(
     candidates: Sequence[T], encode: Callable[[T], Awaitable[Sequence[int]]], most: int
 ) -> tuple[T, Sequence[int]]:

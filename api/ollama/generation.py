@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiohttp import web
@@ -10,10 +10,10 @@ from aiohttp import web
 from api.chat.constraint import make_grammar
 from api.chat.env import STREAM, Env, open_model
 from api.chat.generation import Prepared, new_id, respond
-from api.chat.prompt import encode_text, prepare
+from api.chat.prompt import encode_middle, encode_text, prepare
 from api.chat.request import ChatRequest, ResponseFormat
 from api.chat.schema import CompletionRequest, GenerationRequest, parse, renamed_params
-from api.chat.shortening import endings, fitting, prompt_room
+from api.chat.shortening import beginnings, endings, fitting, prompt_room
 from api.chat.tools import ToolUse
 from api.http.callers import CLIENT
 from api.http.errors import Unsupported
@@ -26,6 +26,7 @@ from api.ollama.schema import SHARED, ChatBody, GenerateBody, Generation
 from node.core.commands import LoadModel, UnloadModel
 from node.core.errors import BadRequest, ModelNotFound
 from node.core.models import Wish
+from node.text.sandboxed_encoder import OpenModel
 from node.text.tokenizer import Tokenizer
 
 PARAMS = (
@@ -61,18 +62,30 @@ async def generate(
             json_format = ResponseFormat.model_validate(body.response_format).json_format
             grammar = await make_grammar(env.gateway.grammars, ToolUse(), json_format, request[CLIENT])
             model = await open_model(env, request, asked, form)
-            (text,) = asked.prompt
-            encode = partial(encode_text, model, param="prompt")
-            if body.truncate and isinstance(text, str):
-                _, prompt = await fitting(endings(text), encode, prompt_room(model.context, asked.answer_tokens))
-            else:
-                prompt = await encode(text)
+            prompt = await _encode_raw(model, body, asked)
             prepared = await Prepared.of(request, model, asked, answer_id, grammar)
             choices = prepared.choices(prompt)
     _check_thoughts(body, prepared.model.tokenizer)
     output.opened, output.choice = time.monotonic_ns(), choices[0]
     output.tokenizer, output.top_logprobs = prepared.model.tokenizer, prepared.sampling.logprobs
     return await respond(env, request, choices, output)
+
+
+async def _encode_raw(model: OpenModel, body: Generation, asked: CompletionRequest) -> Sequence[int]:
+    """The tokens of a prompt without a template. If it may be truncated, as much of it as leaves room for an answer: what is
+    nearest to the answer.
+    """
+    (text,) = asked.prompt
+    suffix = asked.suffix or ""
+
+    async def encode(texts: tuple[str | list[int], str]) -> Sequence[int]:
+        before, after = texts
+        return await (encode_middle(model, before, after) if suffix else encode_text(model, before, param="prompt"))
+
+    if not body.truncate or not isinstance(text, str):
+        return await encode((text, suffix))
+    candidates = list(zip(endings(text), beginnings(suffix), strict=True))
+    return (await fitting(candidates, encode, prompt_room(model.context, asked.answer_tokens)))[1]
 
 
 def _check_thoughts(body: Generation, tokenizer: Tokenizer) -> None:
@@ -124,16 +137,18 @@ def _parse_chat(given: Json) -> tuple[ChatBody, ChatRequest | None]:
 def _parse_generate(given: Json) -> tuple[GenerateBody, ChatRequest | CompletionRequest | None]:
     """The request, and the equivalent one to chat or to completions; None if it has no prompt."""
     body = parse(GenerateBody, given)
-    for param in ("suffix", "template"):
-        if getattr(body, param):
-            raise Unsupported(f"'{param}' is not supported.", param=param)
+    if body.template:
+        raise Unsupported("'template' is not supported.", param="template")
     if body.raw and (body.system or body.context):
         raise BadRequest("raw mode does not support template, system, or context", param="raw")
-    if not body.prompt:
+    suffix = "" if body.raw else body.suffix  # as in Ollama: a raw prompt has its suffix in it
+    if suffix and body.context:
+        raise Unsupported("'context' is not supported together with 'suffix'.", param="context")
+    if not body.prompt and not suffix:
         return body, None
-    if body.raw:
-        raw = {"model": body.model, "stream": body.stream, "prompt": body.prompt, **body.options.shared()}
-        asked = parse(CompletionRequest, raw, OF_GENERATE)
+    if body.raw or suffix:
+        raw = {"model": body.model, "stream": body.stream, "prompt": body.prompt, "suffix": suffix}
+        asked = parse(CompletionRequest, {**raw, **body.options.shared()}, OF_GENERATE)
         # After its validation, as completions have other limits for these.
         asked.max_tokens, asked.logprobs = body.options.max_tokens, body.wanted_logprobs
         return body, asked

@@ -168,6 +168,7 @@ def thinks(template: str) -> bool:
 def _capabilities(model: ModelDescription) -> list[str]:
     found = {
         "completion": True,
+        "insert": model.fills_in,
         "tools": "tools" in model.template,
         "thinking": thinks(model.template),
         "embedding": model.embeds,

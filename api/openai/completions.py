@@ -13,7 +13,7 @@ from api.chat.echo import Echo, prompt_pieces
 from api.chat.env import Env, open_model
 from api.chat.generation import Choice, Prepared, new_id
 from api.chat.logprobs import legacy_logprobs
-from api.chat.prompt import encode_text
+from api.chat.prompt import encode_middle, encode_text
 from api.chat.schema import CompletionRequest, parse
 from api.chat.tools import ToolUse
 from api.http.callers import CLIENT
@@ -37,7 +37,10 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
     echoed = 0
     for prompt in body.prompt:
         await asyncio.sleep(0)  # let other tasks run: thousands of prompts take long
-        tokens = await encode_text(model, prompt, param="prompt")
+        if body.suffix:
+            tokens = await encode_middle(model, prompt, body.suffix)
+        else:
+            tokens = await encode_text(model, prompt, param="prompt")
         prepared.max_new_tokens(tokens)
         echo, wanted = None, None
         if body.echo:

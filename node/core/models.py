@@ -223,3 +223,5 @@ class ModelDescription:
     """The text of its license, if it is among its files."""
     sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     """Sampling of requests that do not say it, as far as the model or a preset does."""
+    fills_in: bool = False
+    """Whether its tokenizer has marks for the text between two others."""

@@ -20,6 +20,7 @@ from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
 from node.model.config import read_config, read_license, read_sampling, read_template
 from node.model.short_names import SHORT_NAMES, untagged
+from node.text.fim import names_marks
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
 """The directory of a model's small files, which are fetched if they are not here."""
@@ -112,7 +113,9 @@ class ModelIndex:
         parameters = await self.files.run(self._parameters, model, entry.revision)
         licensed = await self.files.run(read_license, directory)
         sampling = {**await self.files.run(read_sampling, directory), **self.names.preset(model)}
-        return ModelDescription(self._with_facts(entry, config, parameters), template, embeds, licensed, sampling)
+        fills_in = await self.files.run(names_marks, directory)
+        known = self._with_facts(entry, config, parameters)
+        return ModelDescription(known, template, embeds, licensed, sampling, fills_in)
 
     def _parameters(self, model: str, revision: str) -> int:
         folder = self.catalogue.described(model, revision)

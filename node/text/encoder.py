@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 
 from node.core.errors import BadRequest, ContextExceeded, ModelBroken
+from node.text.fim import PREFIX, FimForm
 from node.text.template import ControlString, Marks, Segment
 
 
@@ -30,6 +31,8 @@ class Encoder:
         self._control_strings = controls
         self.bos: int | None = hf.bos_token_id
         self._adds_bos = hf.encode("")[:1] == [self.bos]
+        self.fim = FimForm.of(hf.get_vocab())
+        """How the model is asked for the text between two others; None if its tokenizer has no marks for that."""
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
         """Encode a raw prompt. It begins with one BOS if the tokenizer adds one; without `bos`, none is added.
@@ -56,9 +59,25 @@ class Encoder:
 
         A user typed it: control strings in it do not become control tokens.
         """
-        typed = any(control.text in text for control in self._control_strings)
         with self._lock, panics_as_errors():
-            return _in_the_middle(self._encode_plain if typed else self._encode_added, text)
+            return _in_the_middle(self._encode_of(text), text)
+
+    def encode_fim(self, prefix: str, suffix: str) -> list[int]:
+        """Encode the prompt for the text between two others, with BOS as in `encode`; `fim` must not be None.
+
+        Users typed both: control strings in them do not become control tokens. The prefix begins a text, the suffix does not.
+        """
+        assert self.fim
+        tokens: list[int] = []
+        with self._lock, panics_as_errors():
+            for part in self.fim.parts:
+                if isinstance(part, int):
+                    tokens.append(part)
+                elif part == PREFIX:
+                    tokens += self._encode_of(prefix)(prefix)
+                else:
+                    tokens += _in_the_middle(self._encode_of(suffix), suffix)
+        return self._with_bos(tokens)
 
     def encode_chat(
         self,
@@ -149,6 +168,11 @@ class Encoder:
     def _encode_added(self, text: str) -> list[int]:
         """Encode with the added tokens that are in the text."""
         return list(self._hf.encode(text, add_special_tokens=False))
+
+    def _encode_of(self, typed: str) -> Callable[[str], list[int]]:
+        """How a text of a user is encoded: with the added tokens that are ordinary text, unless a control string is in it."""
+        has_control = any(control.text in typed for control in self._control_strings)
+        return self._encode_plain if has_control else self._encode_added
 
     def _encode_plain(self, text: str) -> list[int]:
         """Encode without looking for added tokens."""

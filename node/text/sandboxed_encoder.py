@@ -140,6 +140,11 @@ class SandboxedEncoder:
         text = text[: most * self.tokenizer.max_token_chars]
         return await self._ask("encode_prediction", most, "", text=text) if text else []
 
+    async def encode_fim(self, prefix: str, suffix: str, *, context: int, param: str) -> list[int]:
+        """See `Encoder.encode_fim`. Raises as `encode` does."""
+        check_length(len(prefix) + len(suffix), context, self.tokenizer.max_token_chars, param=param)
+        return await self._ask("encode_fim", context, param, prefix=prefix, suffix=suffix)
+
     async def encode_pieces(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
         """See `Encoder.encode_pieces`. Raises as `encode` does."""
         size = sum(len(text) for text, _ in pieces)

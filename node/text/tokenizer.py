@@ -13,6 +13,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from node.core.errors import ModelBroken, naming
 from node.text.dialect import Dialect
 from node.text.encoder import Encoder, panics_as_errors
+from node.text.fim import FimForm
 from node.text.grammar import CallForm
 from node.text.template import ControlString
 from node.text.tokenizer_files import CleanFolder
@@ -59,9 +60,11 @@ class Tokenizer(Encoder):
         """Ids of the tokens that end an answer."""
         self.control = self.eos | {token for token, entry in added.items() if entry.special}
         """Ids of the control tokens, whose text is never shown."""
-        self.markup = self.control | {token for token, entry in added.items() if is_markup(entry.content)}
-        """Ids of the tokens that templates use: the control tokens, and others such as <tool_call>, whose text is
-        shown."""
+        fim = FimForm.of(hf.get_vocab())
+        marks = fim.marks if fim else frozenset[int]()
+        self.markup = self.control | marks | {token for token, entry in added.items() if is_markup(entry.content)}
+        """Ids of the tokens that templates and FIM use: the control tokens, and others such as <tool_call>, whose text
+        is shown."""
         self.control_strings = [
             ControlString(entry.content, entry.lstrip, entry.rstrip)
             for token, entry in added.items()

@@ -72,6 +72,10 @@ class ScriptedModel:
     async def encode_prediction(self, text: str, *, most: int) -> list[int]:
         return (await self.pool.run(self.tokenizer.encode_prediction, text))[:most]
 
+    async def encode_fim(self, prefix: str, suffix: str, *, context: int, param: str) -> list[int]:
+        check_length(len(prefix) + len(suffix), context, self.tokenizer.max_token_chars, param=param)
+        return await self.pool.run(self.tokenizer.encode_fim, prefix, suffix)
+
     async def encode_pieces(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
         return await self.pool.run(self.tokenizer.encode_pieces, pieces)
 

@@ -222,7 +222,7 @@ async def test_stop_strings(server):
         ("/api/chat", {"stream": "no"}, "'stream'"),
         ("/api/chat", {"tools": [{"type": "function", "function": {}}]}, "'tools[0].function.name'"),
         ("/api/generate", {"prompt": ["a"]}, "'prompt'"),
-        ("/api/generate", {"prompt": "a", "suffix": "b"}, "'suffix' is not supported."),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, "'suffix' is not supported by pippin/demo: its tokenizer"),
         ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, "'template' is not supported."),
         ("/api/generate", {"prompt": "a", "images": ["eA=="]}, "'images'"),
         ("/api/generate", {"prompt": "a", "raw": True, "options": {"top_p": 2}}, "'options.top_p'"),
