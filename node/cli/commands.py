@@ -150,7 +150,8 @@ def load(api: Api, model: str, timeout: float, **how: int | None) -> int:
     """Load a model for good, and wait until it is ready."""
     # It may take long, as the head may first ask the hub for the model's description.
     loaded = str(api.ask("POST", _path("models", model, "/load"), how, timeout=120)["model"])
-    return _wait_until(api, timeout, Target(model=loaded).missing, "loaded", f"{loaded} is loaded")
+    target = Target(model=loaded)
+    return _wait_until(api, timeout, target.missing, "loaded", f"{loaded} is loaded", target.refused)
 
 
 @cluster.command
@@ -213,10 +214,16 @@ def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = t
 def wait_for(api: Api, nodes: int, model: str | None, timeout: float) -> int:
     """Wait until the cluster is ready."""
 
-    def missing(status: Json) -> str:
-        return Target(nodes, model_id(api, model, status) if model else None).missing(status)
+    def target(status: Json) -> Target:
+        return Target(nodes, model_id(api, model, status) if model else None)
 
-    return _wait_until(api, timeout, missing, "ready", "ready")
+    def missing(status: Json) -> str:
+        return target(status).missing(status)
+
+    def refused(status: Json) -> str:
+        return target(status).refused(status)
+
+    return _wait_until(api, timeout, missing, "ready", "ready", refused)
 
 
 @cluster.command
@@ -267,8 +274,15 @@ def undrain(api: Api, node: str) -> None:
     print(f"{node} is in use")
 
 
-def _wait_until(api: Api, timeout: float, missing: Callable[[Json], str], aim: str, done: str) -> int:
-    if left := wait(api, missing, timeout, progress()):
+def _wait_until(
+    api: Api,
+    timeout: float,
+    missing: Callable[[Json], str],
+    aim: str,
+    done: str,
+    refused: Callable[[Json], str] = lambda _: "",
+) -> int:
+    if left := wait(api, missing, timeout, progress(), refused):
         complain(f"not {aim} after {timeout:g} s: {left}.")
         return EXIT_NOT_READY
     print(printable(done))

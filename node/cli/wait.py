@@ -7,8 +7,11 @@ from urllib.parse import quote
 
 from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, Refused, StatusFailed
 from node.cli.table import node_names
+from node.core.errors import NoCapacity, error_from
 
 POLL_S = 0.25
+SETTLED_S = 10.0
+"""Time for which a refusal has to last before nothing more is waited for: nodes that have just started may be about to join."""
 ABSENT = ("suspect", "failed", "left", "refused")
 """States of nodes that do not count as here."""
 
@@ -18,6 +21,7 @@ def wait(
     missing: Callable[[Json], str],
     timeout: float,
     report: Callable[[str], None],
+    refused: Callable[[Json], str] = lambda _: "",
     *,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
@@ -25,18 +29,26 @@ def wait(
     """Wait until `missing(status)` is empty. Returns an empty text, or at the timeout (seconds) the text of `missing`.
 
     `report` is called with each change, and with an empty text at the end. A node that does not answer counts as
-    missing: scripts start with `node & cluster wait`. Raises KeyRefused: to wait does not help.
+    missing: scripts start with `node & cluster wait`. Raises KeyRefused, and Refused with `refused(status)` once that has been
+    there for SETTLED_S: to wait does not help.
     """
     deadline = clock() + timeout
-    reported = None
+    reported, open_at = None, clock()
     while True:
         left = deadline - clock()
+        why = ""
         try:
-            lack = missing(api.status(timeout=max(0.1, min(TIMEOUT_S, left))))
+            status = api.status(timeout=max(0.1, min(TIMEOUT_S, left)))
+            lack, why = missing(status), refused(status)
         except KeyRefused:
             raise
         except StatusFailed as error:
             lack = str(error).rstrip(".")
+        if not why:
+            open_at = clock()
+        elif lack and clock() - open_at >= SETTLED_S:
+            report("")
+            raise Refused(why)
         if lack and lack != reported:
             report(f"waiting: {lack}")
         reported = lack
@@ -68,6 +80,20 @@ class Target(NamedTuple):
         if not lacking and self.model is None and status["state"] not in ("ready", "idle"):
             lacking = [f"the cluster is {status['state']}"]
         return "; ".join(lacking + reasons(status)) if lacking else ""
+
+    def refused(self, status: Json) -> str:
+        """Why what is missing will not come by itself, as far as the cluster knows; empty if it may."""
+        if not status["head"] or sum(node["state"] not in ABSENT for node in status["nodes"]) < self.nodes:
+            return ""
+        errors = [model.get("error") for model in status["models"] if self.model in (None, model["id"])]
+        return " ".join(
+            f"{each['message']} {each['hint']}".strip() for each in errors if each and _is_final(each["code"])
+        )
+
+
+def _is_final(code: str) -> bool:
+    """Whether a refusal lasts until somebody does something. The head tries again what a hub or a node did not answer."""
+    return code == NoCapacity.code or error_from(code, "").retry_after is None
 
 
 def model_id(api: Api, name: str, status: Json) -> str:

@@ -15,7 +15,7 @@ from node.cluster.wanted import WantedModels
 from node.core.clock import in_step, now
 from node.core.errors import ModelBusy, ModelNotFound, NoCapacity, NotReady, PippinError, error_from
 from node.core.models import Wish
-from node.core.reports import NodeReport, StageState
+from node.core.reports import Issue, NodeReport, StageState
 from node.core.rings import Fence, Placement, Ring, RingPlace
 from node.core.signal import Signal
 from node.members.membership import MEET_S
@@ -135,6 +135,10 @@ class Head:
             tuple(spec for spec in current.specs if spec.id != model),
         )
         self._agent.adopt(others)
+
+    def issues(self) -> tuple[Issue, ...]:
+        """Of the wanted models; none unless this node is head."""
+        return self._wanted.issues() if self._agent.is_head else ()
 
     def idle(self, after_s: float) -> list[str]:
         """Models to unload, as they had no request for so long and no user keeps them loaded; none unless this node is head."""

@@ -90,9 +90,11 @@ def model_states(view: ClusterView) -> dict[str, str]:
 def _model(model: str, state: str, view: ClusterView, peers: dict[str, PeerView]) -> Json:
     rings = [ring for ring in view.placement.rings if ring.model == model]
     traffic = [each for ring in rings for each in _traffic(ring, peers)]
+    refusal = next((each for each in view.placement.refused if each.model == model), None)
     return {
         "id": model,
         "state": state,
+        "error": {"code": refusal.code, "message": refusal.message, "hint": refusal.hint} if refusal else None,
         "context": min((ring.context for ring in rings), default=0),
         "layers": max((ring.stages[-1].end for ring in rings), default=0),
         "rings": [_ring(ring, peers) for ring in rings],

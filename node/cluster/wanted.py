@@ -21,9 +21,10 @@ from node.core.errors import (
 )
 from node.core.limits import MAX_TEXT_CHARS
 from node.core.models import ModelSpec, Wish
-from node.core.reports import Crash, NodeReport, StageReport, StageState
+from node.core.reports import Crash, Issue, NodeReport, StageReport, StageState
 from node.core.rings import Placement, Refusal
 from node.core.views import ClusterView
+from node.core.warning_codes import Code
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,9 @@ class WantedModel:
     spec: ModelSpec | None = None
     draft: str = ""
     """Id of the draft model that was last looked for; empty if none was."""
+    draft_failure: Issue | None = None
+    """Why the model has to do without it."""
+    draft_retry: Retry = field(default_factory=Retry)
     failure: Refusal | None = None
     """Why it could not be described or loaded."""
     failed_at: float = 0.0
@@ -183,7 +187,7 @@ class WantedModels:
             wanted.draft = self._draft_of(model)
             spec = wanted.spec or await self._specs.find(model)
             if wanted.draft:
-                spec = await self._specs.with_draft(wanted.draft, spec)
+                spec = await self._with_draft(spec, wanted)
             wanted.spec, wanted.failure, wanted.retry.failures = spec, None, 0
         except Exception as error:
             if not isinstance(error, PippinError):
@@ -200,6 +204,33 @@ class WantedModels:
                 del self.models[model]  # those who wait are told; a later request makes the head try again
             self._agent.head_due.notify()
         return wanted.failure
+
+    async def _with_draft(self, spec: ModelSpec, wanted: WantedModel) -> ModelSpec:
+        """A description with that of the draft model; without it if that can't be used, as the text is the same."""
+        try:
+            found = await self._specs.with_draft(wanted.draft, spec)
+        except Exception as error:
+            if not isinstance(error, PippinError):
+                log.exception("describing failed")
+            if spec.draft and spec.draft.id == wanted.draft:  # as an earlier head has found it
+                return spec
+            failed = _refusal(wanted.draft, as_pippin_error(error))
+            issue = Code.DRAFT_REFUSED.issue(
+                model=spec.id, draft=wanted.draft, error=failed.message, hint=failed.hint or None
+            )
+            log.log(
+                logging.DEBUG if issue == wanted.draft_failure else logging.WARNING, "%s %s", issue.text, issue.hint
+            )
+            wanted.draft_failure = issue
+            wanted.draft_retry.fail()
+            return replace(spec, draft=None)
+        wanted.draft_failure, wanted.draft_retry.failures = None, 0
+        return found
+
+    def issues(self) -> tuple[Issue, ...]:
+        """Of the models that are served without the draft model that a node wants for them."""
+        served = ((model, wanted) for model, wanted in self.models.items() if wanted.spec and self._draft_of(model))
+        return tuple(wanted.draft_failure for _, wanted in served if wanted.draft_failure)
 
     def _draft_of(self, model: str) -> str:
         """The draft model that a node wants for a model; empty if none does."""
@@ -252,7 +283,9 @@ class WantedModels:
             if is_due and wanted.spec:
                 wanted.failure = None
             draft = self._draft_of(model)
-            if (is_due or not wanted.failure) and (not wanted.spec or (draft and draft != wanted.draft)):
+            is_draft_due = wanted.draft_failure is not None and wanted.draft_retry.at < now()
+            lacks_draft = draft != "" and (draft != wanted.draft or is_draft_due)
+            if (is_due or not wanted.failure) and (not wanted.spec or lacks_draft):
                 self._describe(model, wanted)
 
     def note_failed_loads(self, nodes: Sequence[NodeReport], view: ClusterView) -> None:

@@ -86,6 +86,7 @@ class Code(StrEnum):
         "{node} answers for {model} without the guesses of its draft model or MTP layer: {error}",
         "The text is the same, only slower. Fetch the model again, or name another one with --draft.",
     )
+    DRAFT_REFUSED = _warning("draft-refused", "{model} is served without its draft model {draft}: {error}")
     LOADING = _info("loading", "{node} has {verb} {percent:.0f} % of {layers}{figures}.")
     OPEN_CLUSTER = _info(
         "open-cluster",

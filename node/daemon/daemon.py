@@ -194,7 +194,7 @@ class Daemon:
             min_stages=self._options.stages or 1,
             job_s=self._watchdog.age_s,
             speeds=self._serving.rings.speeds(),
-            issues=(*self._upkeep.issues, *failed, *self._serving.rings.issues()),
+            issues=(*self._upkeep.issues, *failed, *rings.issues(), *self._serving.head.issues()),
             aliases=tuple(Alias(*given) for given in self._options.aliases),
             kv_disk=int(float(f"{self._models.kv.store.bytes:.1e}")),
             presets=tuple(Preset(model, dict(given)) for model, given in self._options.presets),

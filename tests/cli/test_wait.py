@@ -5,7 +5,7 @@ import pytest
 from node.cli.__main__ import main
 from node.cli.client import KeyRefused, NoNode, Refused, StatusFailed
 from node.cli.terminal import CLEAR_LINE, REPEAT_S, LogPace
-from node.cli.wait import Target, model_id, wait
+from node.cli.wait import POLL_S, SETTLED_S, Target, model_id, wait
 
 
 class FakeApi:
@@ -59,6 +59,55 @@ def test_time_is_up(status):
     assert lack.startswith("mlx-community/Qwen3-32B-4bit is loading")
     assert told[-1] == ""
     assert 9.5 < took <= 10.0
+
+
+def refused(status, code):
+    """The model of a status is refused."""
+    found = copy.deepcopy(status)
+    found["state"] = "degraded"
+    error = {"code": code, "message": "It is damaged.", "hint": "Fetch it again."}
+    found["models"][0] |= {"state": "refused", "rings": [], "error": error}
+    return found
+
+
+def settled(target, *answers, timeout=600.0):
+    """As `run`, with what ends the wait."""
+    time = Time()
+    api = FakeApi(*answers)
+    lack = wait(api, target.missing, timeout, lambda _: None, target.refused, clock=time.clock, pause=time.pause)
+    return lack, time.now - 100.0
+
+
+@pytest.mark.parametrize("code", ["model_broken", "model_unsupported", "model_not_found", "no_capacity"])
+@pytest.mark.parametrize("target", [Target(), Target(3, "mlx-community/Qwen3-32B-4bit")])
+def test_a_refusal_that_lasts_ends_the_wait(status, target, code):
+    with pytest.raises(Refused, match=r"^It is damaged\. Fetch it again\.$"):
+        settled(target, NoNode("No node answers."), refused(status, code))
+
+
+def test_what_may_come_by_itself_is_waited_for(status, ready):
+    no = refused(status, "model_broken")
+    passing = [no] * int(SETTLED_S / POLL_S - 1)
+    assert settled(Target(), *passing, status, *passing, ready)[0] == "", "it was refused for a moment"
+    for target, answer in (
+        (Target(), refused(status, "hub_unavailable")),  # the head tries again
+        (Target(4), no),  # a node may bring the model
+        (Target(model="other"), no),
+    ):
+        lack, took = settled(target, answer, timeout=60)
+        assert lack
+        assert took > 59
+
+
+def test_the_commands_end_with_the_refusal(node, status, capsys, monkeypatch):
+    monkeypatch.setattr("node.cli.wait.SETTLED_S", 0.0)
+    no = refused(status, "model_broken")
+    node.answers = [no]
+    assert main(["wait", "--api", node.url]) == 1
+    assert capsys.readouterr().err.endswith("cluster: It is damaged. Fetch it again.\n")
+    node.answers = [{"model": no["models"][0]["id"]}, no]
+    assert main(["load", "m", "--api", node.url]) == 1
+    assert capsys.readouterr().err.endswith("cluster: It is damaged. Fetch it again.\n")
 
 
 def test_no_request_outlives_the_deadline(status):

@@ -292,24 +292,33 @@ async def test_a_model_gets_the_draft_model_that_a_node_wants(monkeypatch):
         assert specs.asked == asked
 
 
-async def test_a_draft_model_with_other_tokens_refuses_a_model_that_is_not_served_yet(monkeypatch):
+async def test_a_model_is_served_without_a_draft_model_of_other_tokens(monkeypatch):
     drafts = [DraftChoice("tiny/model", "other/tokens")]
     async with elected(monkeypatch, drafts) as (head, agent, specs):
         specs.go_on.set()
         await asyncio.sleep(0)
-        with pytest.raises(ModelUnsupported, match="other/tokens can't be the draft of tiny/model"):
-            await head.want("tiny/model")
-        drafts.clear()
-        agent.touch()
-        head._wanted.models.clear()
         await head.want("tiny/model")
-        drafts.append(DraftChoice("tiny/model", "other/tokens"))
+        (spec,) = agent.placement.specs
+        assert spec.draft is None
+        (issue,) = head.issues()
+        assert "other/tokens can't be the draft of tiny/model" in issue.text
+        drafts[:] = [DraftChoice("tiny/model", "tiny/draft")]
         agent.touch()
         await planned(head, agent)
         await asyncio.gather(*head._wanted.describing.values())
         await planned(head, agent)
-        assert [ring.model for ring in agent.placement.rings] == ["tiny/model"]
+        assert agent.placement.specs[0].draft
+        assert not head.issues()
+        drafts[:] = [DraftChoice("tiny/model", "other/tokens")]
+        agent.touch()
+        await planned(head, agent)
+        await asyncio.gather(*head._wanted.describing.values())
+        await planned(head, agent)
+        assert [ring.model for ring in agent.placement.rings if not ring.retiring] == ["tiny/model"]
         assert not agent.placement.refused
+        assert agent.placement.specs[0].draft is None
+        monkeypatch.setattr("node.members.election.Election.is_head", False)
+        assert not head.issues()
 
 
 async def test_a_head_that_has_not_planned_yet_can_t_decide_of_a_node(monkeypatch):

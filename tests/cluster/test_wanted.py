@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from node.cluster.wanted import MOST_RETRY_S, RETRY_S, WantedModel, WantedModels
-from node.core.errors import HubUnavailable
-from node.core.models import ModelSpec, ModelVersion, Shard, Wish
+from node.core.errors import HubUnavailable, ModelUnsupported
+from node.core.models import DraftChoice, ModelSpec, ModelVersion, Shard, Wish
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import Crash, NodeReport, StageReport, StageState
 from node.core.rings import Placement, Ring, StageSpec
 from node.core.views import ClusterView, NodeState, PeerView
+from node.core.warning_codes import Code
 
 NODE = NodeReport(NodeInfo("me", 1, "me", "home", "1", 1, (), 1, 2), Memory(1, 1), preload=("org/m",))
 
@@ -50,6 +51,55 @@ async def test_a_hub_that_is_missing_is_told_once_and_asked_ever_less(
     assert pauses[5:] == [MOST_RETRY_S + 1] * len(pauses[5:])
     assert pauses[5:]
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+async def test_a_model_is_served_without_a_draft_that_cannot_be_used_and_that_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    time, asked, failure = 100.0, [], ModelUnsupported("org/d has other tokens.", hint="Choose another one.")
+    monkeypatch.setattr("node.cluster.wanted.now", lambda: time)
+
+    async def find(_: str) -> ModelSpec:
+        return SPEC
+
+    async def with_draft(draft: str, spec: ModelSpec) -> ModelSpec:
+        asked.append(time)
+        if failure:
+            raise failure
+        return replace(spec, draft=replace(SPEC, version=ModelVersion(draft)))
+
+    node = replace(NODE, drafts=(DraftChoice("org/m", "org/d"),))
+    agent: Any = SimpleNamespace(
+        alive=lambda: [node],
+        placement=Placement(),
+        last_joined_at=0.0,
+        head_due=SimpleNamespace(notify=lambda: None),
+    )
+    wanted = WantedModels(agent, SimpleNamespace(find=find, with_draft=with_draft))  # type: ignore[arg-type]
+
+    async def plan() -> None:
+        wanted.update([node], Placement())
+        await asyncio.gather(*wanted.describing.values())
+
+    async with wanted.group:
+        await plan()
+        assert wanted.placeable() == ["org/m"]
+        assert not wanted.refusals()
+        (issue,) = wanted.issues()
+        assert (issue.code, issue.hint) == (Code.DRAFT_REFUSED, "Choose another one.")
+        assert issue.text == "org/m is served without its draft model org/d: org/d has other tokens."
+        while time <= 100.0 + 4 * RETRY_S:
+            await plan()
+            time += 1.0
+        assert asked == [100.0, 100.0 + RETRY_S + 1, 100.0 + 3 * RETRY_S + 2]
+        node = replace(node, drafts=())
+        assert not wanted.issues(), "nobody wants it any more"
+        node, failure = replace(node, drafts=(DraftChoice("org/m", "org/d"),)), None  # type: ignore[assignment]
+        time += MOST_RETRY_S
+        await plan()
+        assert not wanted.issues()
+        assert [spec.draft is not None for spec in wanted.specs(["org/m"])] == [True]
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
 class Loads:

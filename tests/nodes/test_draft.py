@@ -91,12 +91,26 @@ def test_the_text_is_the_same_without_a_draft_model(cluster: Cluster, models: Pa
     assert [one.chat(**ask).text for ask in (COUNT, STORY)] == texts
 
 
-def test_a_draft_model_with_other_tokens_is_refused(cluster: Cluster, models: Path) -> None:
-    node = cluster.launch("--models-dir", str(models), "--model", "twin", "--draft", "stranger", name="node").started()
-    answer = node.post("/v1/chat/completions", {"model": "twin", "messages": [{"role": "user", "content": "Hi"}]})
-    error = json.loads(answer.body)["error"]
-    assert (
-        "stranger can't be the draft of twin, as it has other tokens: 2 of its tokens differ, the first is 500"
-        in error["message"]
-    )
-    assert "Choose a smaller model of the same family" in error["message"]
+@pytest.mark.parametrize(
+    ("draft", "why", "hint"),
+    [
+        (
+            "stranger",
+            "stranger can't be the draft of twin, as it has other tokens: 2 of its tokens differ, the first is 500",
+            "Choose a smaller model of the same family",
+        ),
+        ("missing", "No node has a model missing.", ""),
+        ("damaged", "", ""),
+    ],
+)
+def test_a_model_is_served_without_a_draft_that_cannot_be_used(
+    cluster: Cluster, models: Path, draft: str, why: str, hint: str
+) -> None:
+    shutil.copytree(BUILTIN, models / "damaged")
+    (models / "damaged" / "config.json").write_text('{"model_type": "llama"')
+    node = cluster.launch("--models-dir", str(models), "--model", "twin", "--draft", draft, name="node").started()
+    cluster.ready(node)
+    assert node.chat(**COUNT).text
+    (warning,) = [each for each in node.status()["warnings"] if each["code"] == "draft-refused"]
+    assert f"twin is served without its draft model {draft}: {why}" in warning["text"]
+    assert hint in warning["hint"]
