@@ -1,6 +1,7 @@
 """KV on disks: a chat goes on with it after all processes were killed, and with its layers on other nodes."""
 
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -10,6 +11,7 @@ from tests.sim.whole_cluster import simulated
 from tests.sim.world import disk
 from tests.sim.world.cluster import World
 from tests.sim.world.disk import BLOCK
+from tests.sim.world.loop import Violation
 from tests.sim.world.machine import Ask
 from tests.sim.world.model import LAYERS, MB, answer
 
@@ -18,6 +20,7 @@ ANSWER = 40
 
 def begun(*, machines: int, stages: int) -> World:
     world = World(6, machines)
+    world.kv_budget = 1 << 30
     world.trimmable, world.has_draft, world.guesses, world.groups, world.min_stages = True, False, False, (), stages
     for machine in world.machines.values():
         machine.usable = 700 * MB
@@ -88,12 +91,56 @@ def test_a_full_disk_keeps_nothing_and_answers():
     world = begun(machines=2, stages=2)
     with simulated(world):
         for machine in world.machines.values():
-            world.timeline.after(5.0, lambda machine=machine: setattr(machine, "disk_is_full", True))
+            world.timeline.after(5.0, lambda machine=machine: setattr(machine.disk, "is_full", True))
 
         def free() -> None:
-            assert not any(machine.kv for machine in world.machines.values())
+            assert not any(machine.disk.files for machine in world.machines.values())
             for machine in world.machines.values():
-                machine.disk_is_full = False
+                machine.disk.heal()
             kill_all(world)
 
         assert turns(world, free) > 100
+
+
+def test_without_its_digests_damaged_kv_would_be_noticed():
+    world = begun(machines=2, stages=2)
+    no_digests = mock.patch("node.kv.blocks._digest", return_value="")
+    with (
+        simulated(world),
+        no_digests,
+        mock.patch.object(disk, "DAMAGE", 1.0),
+        mock.patch.object(disk, "flip", lambda data, _rng: data[:-1] + bytes([data[-1] ^ 1])),
+        pytest.raises(Violation, match="no stage"),
+    ):
+        turns(world, lambda: kill_all(world))
+
+
+@pytest.mark.parametrize(
+    "fault", [{"failing": 1.0}, {"failing": 0.3}, {"is_full": True, "hides_it": True}, {"is_slow": True}]
+)
+def test_a_disk_that_is_sick_changes_no_answer(fault: dict[str, Any]):
+    world = begun(machines=2, stages=2)
+
+    def fall_sick() -> None:
+        kill_all(world)
+        world.run(6.0)  # no node becomes head with a disk to which it can't write the term
+        for machine in world.machines.values():
+            for name, value in fault.items():
+                setattr(machine.disk, name, value)
+
+    with simulated(world):
+        turns(world, fall_sick)
+        assert all(machine.disk.is_sick for machine in world.machines.values())
+
+
+def test_after_a_power_cut_only_whole_blocks_are_taken():
+    world = begun(machines=2, stages=2)
+
+    def cut_power() -> None:
+        for machine in world.machines.values():
+            machine.pull_plug()
+            machine.start()
+
+    with simulated(world):
+        turns(world, cut_power)
+        assert world.faults["files lost or torn by power cuts"]

@@ -3,23 +3,26 @@
     python -m tests.sim.whole_cluster 1234           one seed, with its events
     python -m tests.sim.whole_cluster 0 20000        many, quietly; stops at the first that fails
 
-In a `gentle` history one fault happens at a time, and the remaining nodes always hold the model: no client may get an
-error. In a `wild` one everything happens at once: a client may get errors that tell it to come back later.
+In a `gentle` history one node or path fails at a time, often with a disk or a clock as well, and the remaining nodes always hold the
+model: no client may get an error. In a `wild` one everything happens at once: a client may get errors that tell it to come back later.
+docs/faults.md has the figures of such runs.
 """
 
 import contextlib
+import json
 import logging
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from unittest import mock
 
 from node.cluster.commands import APPLIED_S
 from tests.sim.world.cluster import ToTimeline, World
-from tests.sim.world.disk import BLOCK, HANG_S
+from tests.sim.world.disk import BLOCK, HANG_S, SYSTEM
 from tests.sim.world.loop import Violation
 from tests.sim.world.machine import Machine, Process
 from tests.sim.world.model import MB, FakeRunner, fake_load, fake_measure, fake_source
@@ -43,22 +46,15 @@ PATCHES = {
     **dict.fromkeys(("node.ring.admission.MIN_STORED", "node.ring.restoring.MIN_STORED"), 2 * BLOCK),
     "node.ring.limits.prefill_chunk": lambda *_: 16,
     "node.cluster.probes.interface_towards": lambda *_: None,
+    **SYSTEM,
 }
 
 
 @dataclass
 class Story:
     seed: int
-    asked: int = 0
-    errors: int = 0
-    lost: int = 0
-    steps: int = 0
-    drafted: int = 0
-    unloads: int = 0
-    frames: int = 0
-    restored: int = 0
-    observed: int = 0
-    again: int = 0
+    happened: Counter[str]
+    faults: Counter[str]
 
 
 @contextlib.contextmanager
@@ -76,6 +72,8 @@ def simulated(world: World) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for name, fake in PATCHES.items():
                 stack.enter_context(mock.patch(name, fake))
+            stack.enter_context(mock.patch("time.time", world.wall))
+            stack.enter_context(mock.patch("time.time_ns", world.wall_ns))
             yield
     finally:
         root.removeHandler(handler)
@@ -91,19 +89,26 @@ def simulate(seed: int, *, loud: bool = False) -> Story:
     world.tell(f"seed {seed}, {'gentle' if gentle else 'wild'}")
     with simulated(world):
         (_gentle if gentle else _wild)(world, rng)
-        return Story(
-            seed,
-            len(world.asks),
-            sum(ask.error is not None for ask in world.asks),
-            sum(world.lost(ask) for ask in world.asks),
-            world.timeline.steps,
-            world.drafted,
-            world.unloads,
-            world.frames,
-            world.restored,
-            world.observed,
-            world.again,
-        )
+        return Story(seed, _happened(world, gentle=gentle), world.faults)
+
+
+def _happened(world: World, *, gentle: bool) -> Counter[str]:
+    return Counter(
+        {
+            "gentle histories": gentle,
+            "wild histories": not gentle,
+            "requests": len(world.asks),
+            "errors": sum(ask.error is not None for ask in world.asks),
+            "lost with their gateway": sum(world.lost(ask) for ask in world.asks),
+            "steps": world.timeline.steps,
+            "tokens drafted": world.drafted,
+            "unloads": world.unloads,
+            "frames": world.frames,
+            "keys from disks": world.restored,
+            "states observed": world.observed,
+            "steps again": world.again,
+        }
+    )
 
 
 def _gentle(world: World, rng: random.Random) -> None:
@@ -123,11 +128,15 @@ def _gentle(world: World, rng: random.Random) -> None:
             world.ask(gateway.process)
         world.run(rng.choice([0.01, 0.1, 0.5, 1.5]))
         world.maybe_unload()
+        if rng.random() < 0.5:
+            _small_mishap(world, rng, rng.choice(machines))
         _one_mishap(world, rng, [machine for machine in machines if machine is not gateway])
         if not world.until(lambda: all(map(world.ended, world.asks)), 25.0):
             break
         for machine in machines:
             machine.start()
+            if rng.random() < 0.5:
+                machine.disk.heal()
         world.maybe_unload()
         world.run(rng.choice([0.0, 0.3, 4.0]))
     _calm_down(world)
@@ -138,7 +147,7 @@ def _gentle(world: World, rng: random.Random) -> None:
 def _one_mishap(world: World, rng: random.Random, others: list[Machine]) -> None:
     """One fault of a machine that is not the gateway, or of the path between two of them."""
     machine = rng.choice(others)
-    ways = ("isolate", "break", "apart", "weather", "reset", "reset")
+    ways = ("isolate", "break", "apart", "weather", "flips", "reset", "reset")
     match rng.choice(["kill", "kill", "plug", "leave", "stop", "back", *ways]):
         case "kill":
             machine.kill()
@@ -160,9 +169,9 @@ def _one_mishap(world: World, rng: random.Random, others: list[Machine]) -> None
             world.net.unreachable = {frozenset(each.name for each in rng.sample(others, 2))}
             world.net.review()
             world.timeline.after(rng.uniform(2, 40), lambda: _heal(world))
-        case "weather":
-            world.net.weather.loss, world.net.weather.slowest_s = 0.05, 0.1
-            world.net.weather.doubling = 0.1
+        case "weather" | "flips" as what:
+            flips = Weather(slowest_s=0.005, flips=rng.choice([0.01, 0.1]))
+            world.net.weather = flips if what == "flips" else Weather(loss=0.05, doubling=0.1, slowest_s=0.1)
             world.timeline.after(3.0, lambda: _clear_up(world))
         case "reset":
             for _ in range(rng.choice([1, 1, 3])):
@@ -171,6 +180,25 @@ def _one_mishap(world: World, rng: random.Random, others: list[Machine]) -> None
         case "back":
             machine.kill()
             world.timeline.after(rng.uniform(0.05, 3.0), machine.start)
+
+
+def _small_mishap(world: World, rng: random.Random, machine: Machine) -> None:
+    """A fault that no client notices, whatever else happens: of the disk that keeps KV, or of a wall clock."""
+    disk = machine.disk
+    match what := rng.choice(["full", "quota", "slow", "hangs", "EIO", "EIO", "clock"]):
+        case "full" | "quota":
+            disk.is_full, disk.hides_it = True, what == "quota"
+        case "slow":
+            disk.is_slow = True
+        case "hangs":
+            disk.hangs = True
+        case "EIO":
+            disk.failing = rng.choice([0.05, 0.5, 1.0])
+        case "clock":
+            machine.jump_clock(rng.choice([-1, 1]) * rng.choice([2.0, 3600.0, 20 * 365 * 86400.0]))
+            return
+    world.faults["disks full" if what in ("full", "quota") else f"disks: {what}"] += 1
+    world.tell(f"the disk of {machine.name}: {what}")
 
 
 def _heal(world: World) -> None:
@@ -233,8 +261,8 @@ def _mishap(world: World, rng: random.Random) -> None:
             rings = [ring.id for process in world.processes() for ring in process.placed()]
             world.net.sick |= dict.fromkeys(rings[:1], "breaks")
             world.tell(f"frames of {rings[:1]} break their links")
-        case "disk" | "hang" as what:
-            _disk_mishap(world, machine, what)
+        case "disk":
+            machine.disk.heal() if machine.disk.is_sick else _small_mishap(world, rng, machine)
         case "poison":
             world.poison(machine, head=rng.choice(["", "stranger", machine.name]))
         case "cancel":
@@ -243,16 +271,7 @@ def _mishap(world: World, rng: random.Random) -> None:
             _network_mishap(world, rng, mishap)
 
 
-def _disk_mishap(world: World, machine: Machine, what: str) -> None:
-    if what == "disk":
-        machine.disk_is_full = not machine.disk_is_full
-    else:
-        machine.disk_hangs = not machine.disk_hangs
-    is_full, hangs = machine.disk_is_full, machine.disk_hangs
-    world.tell(f"the disk of {machine.name} {'is full' if is_full else 'has room'} and {'hangs' if hangs else 'works'}")
-
-
-RARE = ("memory", "poison", "disk", "hang", "sick")
+RARE = ("memory", "poison", "disk", "disk", "sick")
 NETWORK = ("split", "break", "heal", "weather")
 
 
@@ -272,6 +291,7 @@ def _network_mishap(world: World, rng: random.Random, mishap: str) -> None:
                 slowest_s=rng.choice([0.002, 0.1, 0.4]),
                 frame_faults=rng.choice([0.0, 0.0, 0.02]),
                 hiccups=rng.choice([0.0, 0.02, 0.2]),
+                flips=rng.choice([0.0, 0.02]),
             )
     world.tell(f"network: sides {net.side}, unreachable {sorted(map(sorted, net.unreachable))}, {net.weather}")
     net.review()
@@ -291,12 +311,12 @@ def _calm_down(world: World) -> None:
     _heal(world)
     _clear_up(world)
     world.until(lambda: not any(process.loop.stopped_until > world.timeline.now for process in world.processes()), 10.0)
-    hung = any(machine.disk_hangs for machine in world.machines.values())
+    hung = any(machine.disk.hangs for machine in world.machines.values())
     for machine in world.machines.values():
-        machine.disk_hangs = False
+        machine.disk.hangs = False
     world.run(HANG_S + 2.0 if hung else 2.0)  # nodes that say goodbye are gone by then
     for machine in world.machines.values():
-        machine.disk_is_full = False
+        machine.disk.heal()
         machine.start()
     world.until(lambda: all(map(world.ended, world.asks)), CALM_S)
 
@@ -336,26 +356,15 @@ def main() -> None:
     if len(seeds) == 1:
         print(simulate(seeds[0], loud=True))  # noqa: T201
         return
-    stories = []
+    happened, faults = Counter[str](), Counter[str]()
     for seed in range(*seeds):
         try:
-            stories.append(simulate(seed))
+            story = simulate(seed)
         except AssertionError as error:
             sys.exit(f"seed {seed}: {error}\nreplay: python -m tests.sim.whole_cluster {seed}")
-    totals = [sum(each) for each in zip(*(astuple(story)[1:] for story in stories), strict=True)]
-    names = (
-        "requests",
-        "errors",
-        "lost with their gateway",
-        "steps",
-        "tokens drafted",
-        "unloads",
-        "frames",
-        "keys from disks",
-        "states observed",
-        "steps again",
-    )
-    print(", ".join(f"{total} {name}" for total, name in zip(totals, names, strict=True)))  # noqa: T201
+        happened.update(story.happened)
+        faults.update(story.faults)
+    print(json.dumps({"happened": happened, "faults": dict(sorted(faults.items()))}, indent=1))  # noqa: T201
 
 
 if __name__ == "__main__":

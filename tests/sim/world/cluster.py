@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from node.ring.driver import Driver
 from node.ring.worker import Worker
 from node.rpc.client import DECIDE_TIMEOUT_S
 from tests.sim.world.loop import ProcessLoop, Timeline
-from tests.sim.world.machine import Ask, Machine, Process
+from tests.sim.world.machine import BEGUN, Ask, Machine, Process
 from tests.sim.world.model import DRAFT, LAYERS, MB, MODEL, SPEC, VOCABULARY, answer
 from tests.sim.world.network import Network
 
@@ -42,7 +43,12 @@ class World:
     def __init__(self, seed: int, count: int, *, loud: bool = False) -> None:
         self.rng = random.Random(seed)
         self.timeline = Timeline()
-        self.net = Network(self.timeline, self.rng)
+        self.faults = Counter[str]()
+        """What has happened, by its kind."""
+        self.net = Network(self.timeline, self.rng, random.Random(f"flips {seed}"), self.faults)
+        self.of_disks = random.Random(f"disks {seed}")
+        self.kv_budget = self.of_disks.choice([20_000, 200_000, 1 << 30])
+        """Bytes of KV that each node keeps on its disk."""
         self.loud = loud
         self.preload = True
         self.min_stages = 1
@@ -73,9 +79,10 @@ class World:
         """Of steps with guesses: those in which a guess spoils what the tokens before it give."""
         self.observed = self.again = 0
         """Number of states that MTP layers were told, and of steps that were computed again without guesses."""
-        self.of_disks = random.Random(f"disks {seed}")
         self.restored = 0
         """Number of positions that stages have taken from disks."""
+        self.before: dict[int, int] = {}
+        """Of each key that a stage has computed, the key before it in its layer; 0 if it is the first."""
         self.drafted = 0
         """Number of tokens that draft models have drawn."""
         self.groups = random.Random(f"rows {seed}").choice([((1, 2, 3, 4, 5),), ((1,), (2, 3, 4)), ((1,), (2,))])
@@ -101,6 +108,14 @@ class World:
     def tell(self, event: str) -> None:
         if self.loud:
             print(f"{self.timeline.now:8.3f} -- {event}")  # noqa: T201
+
+    def wall(self) -> float:
+        """The wall clock of the machine whose process runs now."""
+        name = self.timeline.running.partition("/")[0]
+        return self.machines[name].wall() if name else BEGUN
+
+    def wall_ns(self) -> int:
+        return int(self.wall() * 1e9)
 
     def run(self, seconds: float) -> None:
         self.timeline.run(self.timeline.now + seconds)
@@ -300,8 +315,7 @@ class ToTimeline(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         timeline = self._world.timeline
         if self._world.loud:
-            name = timeline._running.name if timeline._running else ""
-            print(f"{timeline.now:8.3f} {name:5} {record.getMessage()}")  # noqa: T201
+            print(f"{timeline.now:8.3f} {timeline.running:5} {record.getMessage()}")  # noqa: T201
         if record.exc_info and record.exc_info[1]:
             told = "".join(traceback.format_exception(record.exc_info[1]))
             timeline.violated(f"unexpected in the log: {record.getMessage()}\n{told}")

@@ -34,6 +34,11 @@ class Timeline:
         self._generators: dict[int, ProcessLoop] = {}
         self._running: ProcessLoop | None = None
 
+    @property
+    def running(self) -> str:
+        """The name of the process that runs now; empty if none does."""
+        return self._running.name if self._running else ""
+
     def push(self, when: float, loop: "ProcessLoop | None", handle: Any) -> None:
         heapq.heappush(self._heap, (max(when, self.now), next(self._order), loop, handle))
 

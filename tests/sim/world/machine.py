@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -24,12 +23,13 @@ from node.core.reports import NodeReport
 from node.core.rings import Ring
 from node.gateway.router import Router
 from node.kv.exchange import KvExchange
+from node.kv.store import KvStore
 from node.members.address_book import AddressBook
 from node.model.weights import Weights
 from node.ring.lifecycle import Rings
 from node.ring.limits import RingOptions
 from node.ring.stored_kv import StoredKv
-from tests.sim.world.disk import DiskPool, DiskStore
+from tests.sim.world.disk import Disk, DiskPath, DiskPool
 from tests.sim.world.loop import ProcessLoop
 from tests.sim.world.model import DRAFT, MODEL, SPEC, FakeCompute
 from tests.sim.world.network import PORT, Pipe, SimClient
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.sim.world.cluster import World
+
+
+BEGUN = 1_700_000_000.0
+"""Unix seconds at which each world begins."""
 
 
 @dataclass
@@ -82,13 +86,20 @@ class Machine:
         """What its nodes measure when they load."""
         self.powered = True
         self.term = 0
-        self.disk_is_full = False
-        self.disk_hangs = False
-        """No job for KV ends in time."""
-        self.kv: dict[str, dict[tuple[int, int], bytes]] = {}
-        """Blocks of KV on its disk: by name and caches."""
+        self.clock_ahead_s = 0.0
+        """Of its wall clock, which people and programs set."""
+        self.disk = Disk(world.of_disks, self.wall, lambda: world.timeline.now, world.faults)
         self.incarnation = 0
         self.process: Process | None = None
+
+    def wall(self) -> float:
+        """Its wall clock, in Unix seconds."""
+        return BEGUN + self.world.timeline.now + self.clock_ahead_s
+
+    def jump_clock(self, seconds: float) -> None:
+        self.world.tell(f"the clock of {self.name} jumps by {seconds:,.0f} s")
+        self.world.faults["clock jumps"] += 1
+        self.clock_ahead_s += seconds
 
     def start(self) -> None:
         if self.process is None:
@@ -102,6 +113,8 @@ class Machine:
         """SIGKILL: the kernel closes the connections."""
         if process := self.process:
             self.world.tell(f"{self.name} is killed")
+            self.world.faults["kills"] += 1
+            self.disk.leave_unfinished()
             self.process = None
             process.loop.dead = True
             for refuse in list(process.inbound):
@@ -114,6 +127,8 @@ class Machine:
         """The machine loses power: no peer is told."""
         if process := self.process:
             self.world.tell(f"{self.name} loses power")
+            self.world.faults["power cuts"] += 1
+            self.disk.lose_power()
             self.process, self.powered = None, False
             process.loop.dead = True
             self.world.net.review()
@@ -122,6 +137,7 @@ class Machine:
         """SIGSTOP, and SIGCONT after `seconds`."""
         if process := self.process:
             self.world.tell(f"{self.name} stands still for {seconds:.2f} s")
+            self.world.faults["processes stopped"] += 1
             process.loop.stopped_until = max(process.loop.stopped_until, self.world.timeline.now + seconds)
             self.world.net.review()
             self.world.timeline.after(seconds + 1e-6, self.world.net.review)
@@ -130,6 +146,7 @@ class Machine:
         """Break a share of the connections; the processes at both ends live on."""
         if process := self.process:
             self.world.tell(f"connections of {self.name} are reset")
+            self.world.faults["resets of connections"] += 1
             for pipe in list(process.pipes):
                 if self.world.rng.random() < share:
                     pipe.cut_off()
@@ -195,8 +212,10 @@ class Process:
         self.book = AddressBook(self.name, client, (), anywhere=True)
         self.agent = Agent(self.info, self.machine.term, self.book, self._report, self._save_term)
         self.heartbeats = Heartbeats(self.agent, client)
-        pool: Any = DiskPool(self.machine)
-        store: Any = DiskStore(self.machine)
+        pool: Any = DiskPool(self.machine.disk)
+        directory: Any = DiskPath("kv", self.machine.disk)
+        store = KvStore(directory, self.world.kv_budget)
+        store.open()
         self.kv = KvExchange(store, pool, client, self.agent.others, self.agent.is_member)
         self.rings = Rings(
             self.agent,
@@ -267,8 +286,7 @@ class Process:
         self.agent.touch()
 
     def _save_term(self, term: int) -> None:
-        if self.machine.disk_is_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
+        self.machine.disk.write()
         self.machine.term = max(term, self.machine.term)
 
     async def _fetch(self, shard: Shard, ends: bool, progress: Any) -> Any:

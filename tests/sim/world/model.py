@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -301,10 +302,13 @@ class FakeStage:
         self.process.world.frames += guesses > 0 and length > 1
         self.process.world.computed += sum(map(len, hidden.rows))
         done = []
+        before = self.process.world.before
         for row, states, valid in zip(rows, hidden.rows, lengths or [len(r) for r in hidden.rows], strict=False):
             new: Sequence[int] = states[:valid]
             for layer, keys in zip(range(self.start, self.end), row, strict=True):
+                at, last = len(keys), keys[-1] if keys else 0
                 new = extend(layer, keys, new)
+                before.update(zip(keys[at:], [last, *keys[at:]], strict=False))
             done.append(tuple(new))
         return Hidden(self.end, tuple(done))
 
@@ -358,7 +362,10 @@ class FakeRunner:
     def restore(self, prefix: int, blocks: Sequence[Any]) -> Generator[float, None, int]:
         yield 0.0
         row = [[key for block in blocks for key in as_keys(block[layer]["0.keys"])] for layer in self.blocks_of]
-        self._stage.process.world.restored += sum(map(len, row))
+        world = self._stage.process.world
+        if any(world.before.get(key) != last for keys in row for last, key in itertools.pairwise([0, *keys])):
+            self._stage.violated("KV comes from a disk that no stage has computed, or not in this order")
+        world.restored += sum(map(len, row))
         self._stage.prefixes[prefix] = row
         return len(blocks)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.nodes import Address, Caller
 from node.rpc.client import DECIDE_TIMEOUT_S, FIND_TIMEOUT_S
+from tests.sim.world.disk import flip
 
 if TYPE_CHECKING:
     from tests.sim.world.loop import Timeline
@@ -38,12 +40,17 @@ class Weather:
     frame_faults: float = 0.0
     hiccups: float = 0.0
     """Share of messages that take up to a second longer, and delay the later ones on the same connection."""
+    flips: float = 0.0
+    """Share of frames, and of blocks of KV, in which a bit flips that neither Ethernet nor TCP notices."""
 
 
 class Network:
-    def __init__(self, timeline: Timeline, rng: random.Random) -> None:
+    def __init__(self, timeline: Timeline, rng: random.Random, of_flips: random.Random, faults: Counter[str]) -> None:
+        """`faults`: counts what happens."""
         self.timeline = timeline
         self.rng = rng
+        self._of_flips = of_flips
+        self.faults = faults
         self.weather = Weather()
         self.machines: dict[str, Machine] = {}
         """By address."""
@@ -61,6 +68,16 @@ class Network:
 
     def lost(self) -> bool:
         return self.rng.random() < self.weather.loss
+
+    def flips(self) -> bool:
+        if not self.weather.flips or self._of_flips.random() >= self.weather.flips:
+            return False
+        self.faults["bits flipped on the wire"] += 1
+        return True
+
+    def arrived(self, block: bytes) -> bytes:
+        """A block of KV after its way."""
+        return flip(block, self._of_flips) if self.flips() else block
 
     def connected(self, a: Machine, b: Machine) -> bool:
         if not (a.powered and b.powered):
@@ -250,7 +267,7 @@ class SimClient:
                 return [block async for block in blocks]
 
         for block in await self._call(peer, handle, 30.0):
-            yield block
+            yield self._net.arrived(block)
 
     async def _call(
         self, peer: Address, handle: Callable[[Process], Coroutine[Any, Any, Any]], timeout_s: float
@@ -433,6 +450,9 @@ class SimLink:
         if sick := net.sick.get(frame.ring) or net.sick.get(""):
             if sick == "breaks":
                 self._pipe.cut_off()
+            return
+        if net.flips():  # TLS refuses the record, as in a cluster with a secret
+            self._pipe.cut_off()
             return
         fault = net.rng.random() / net.weather.frame_faults if net.weather.frame_faults else 1.0
         copies = [frame]
