@@ -1,10 +1,11 @@
 // The cluster as /cluster/status tells it: models with their layers, nodes and the links between them, warnings.
 
-import { copyButton, element, keyed, setText } from "./elements.js";
+import { copyButton, element, keyed, setMarked, setText } from "./elements.js";
 import { Plot } from "./plot.js";
 
 const GONE = ["suspect", "failed", "left", "refused"];
 const COLOURS = 8; // of nodes in the style sheet
+const MOST_TOLD = 3; // warnings of one code
 const UNITS = ["B", "KB", "MB", "GB", "TB", "PB"]; // binary, as memory is sold and as macOS shows it
 
 export class ClusterView {
@@ -13,6 +14,9 @@ export class ClusterView {
   #facts = element("p", { class: "facts" });
   // Only a new warning is read out: the numbers in others change all the time.
   #warnings = element("ul", { class: "warnings", "aria-live": "polite", "aria-relevant": "additions" });
+  #notes = element("ul", { class: "notes" });
+  #noteCount = element("summary");
+  #folded = element("details", { class: "quiet", hidden: true }, this.#noteCount, this.#notes);
   #models = element("ul", { class: "models" });
   #nodes = element("ol", { class: "nodes" });
   #plots = {
@@ -24,7 +28,7 @@ export class ClusterView {
     const section = (name, ...children) => element("section", {}, element("h2", {}, name), ...children);
     parent.append(
       this.#unreachable,
-      element("section", {}, this.#facts, this.#warnings),
+      element("section", {}, this.#facts, this.#warnings, this.#folded),
       section("Models", this.#models),
       section("Nodes", this.#nodes),
       section("Last minutes", element("div", { class: "plots" }, this.#plots.rate.node, this.#plots.requests.node)),
@@ -66,14 +70,21 @@ export class ClusterView {
     this.#facts.replaceChildren(element("span", {}, head), ...(status.api ? [api] : []));
   }
 
+  /** What is only information is folded, below the others. */
   #showWarnings(warnings) {
     const make = () => element("li", {}, element("span"), element("span", { class: "quiet" }));
-    keyed(this.#warnings, warnings, (each) => warningKey(each, warnings), make, (item, { severity, text, hint }) => {
+    const show = (item, { severity, text, hint }) => {
       item.className = severity;
       const [said, advice] = item.children;
-      setText(said, text);
-      setText(advice, hint);
-    });
+      setMarked(said, text);
+      setMarked(advice, hint);
+    };
+    const all = byCode(warnings);
+    const notes = all.filter(({ severity }) => severity === "info");
+    keyed(this.#warnings, all.filter((each) => !notes.includes(each)), ({ code }) => code, make, show);
+    keyed(this.#notes, notes, ({ code }) => code, make, show);
+    this.#folded.hidden = !notes.length;
+    setText(this.#noteCount, notes.length === 1 ? "1 note" : `${notes.length} notes`);
   }
 
   #showModel(item, model, status, names) {
@@ -264,10 +275,18 @@ function modelFigures({ rings, layers, context, requests, tokens_per_second: rat
   ].join(" · ");
 }
 
-/** Warnings of one code differ in their numbers; the one that changes them keeps its place. */
-function warningKey(warning, warnings) {
-  const alike = warnings.filter(({ code }) => code === warning.code);
-  return `${warning.code} ${alike.indexOf(warning)}`;
+/** One for all warnings of a code, mostly of several nodes: what they say, and the hint that they have in common. */
+function byCode(warnings) {
+  const codes = new Map();
+  for (const each of warnings) codes.set(each.code, [...(codes.get(each.code) ?? []), each]);
+  return [...codes.values()].map((alike) => {
+    const nodes = new Set(alike.map(({ node }) => node).filter(Boolean)).size;
+    const isSame = new Set(alike.map(({ hint }) => hint)).size === 1;
+    const told = alike.map(({ text, hint }) => (isSame ? text : `${text} ${hint}`.trimEnd()));
+    const more = told.length > MOST_TOLD ? [`And ${told.length - MOST_TOLD} more.`] : [];
+    const parts = [...(nodes > 1 ? [`${nodes} nodes:`] : []), ...told.slice(0, MOST_TOLD), ...more];
+    return { ...alike[0], text: parts.join(" "), hint: isSame ? alike[0].hint : "" };
+  });
 }
 
 function bytes(count) {

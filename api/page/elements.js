@@ -28,6 +28,13 @@ export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+/** Set a text of which what stands between backticks is code, as setText does. */
+export function setMarked(node, text) {
+  if (node.dataset.text === text) return;
+  node.dataset.text = text;
+  node.replaceChildren(...text.split(/`([^`]+)`/).map((part, at) => (at % 2 ? element("code", {}, part) : part)));
+}
+
 /**
  * Make the children of `parent` those of `items`, in their order, and keep the ones that are there: they keep focus,
  * selection and their transitions. `key(item)`: a text that differs for each. `update(child, item)` runs for all.

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from node.cli.client import Api, Json, NoNode, StatusFailed
-from node.cli.table import findings
+from node.cli.table import by_code, findings
 from node.core.node_names import named, shown_names
 from node.core.warning_codes import Code
 from node.host.examination import examine_terminal
@@ -46,12 +46,16 @@ def _of_cluster(api: Api, node: str) -> list[Json]:
 
 
 def _text(found: list[Json]) -> str:
-    """The findings, each with its section of the page on troubleshooting, and how many there are."""
+    """The findings by code, each with its section of the page on troubleshooting, and how many there are."""
     if not found:
         return "Nothing is wrong."
-    counts = Counter(issue["severity"] for issue in found)
+    groups = by_code(found)
+    counts = Counter(alike[0]["severity"] for alike in groups)
     kinds = (("error", "errors"), ("warning", "warnings"), ("info", "infos"))
     summary = [f"{counts[kind]} {kind if counts[kind] == 1 else many}" for kind, many in kinds if counts[kind]]
     known = set(Code)  # a node of another version may tell of others
-    lines = [findings([issue]) + f"\n  {PAGE}#{issue['code']}" * (issue["code"] in known) for issue in found]
+    codes = [alike[0]["code"] for alike in groups]
+    lines = [
+        findings(alike) + f"\n  {PAGE}#{code}" * (code in known) for code, alike in zip(codes, groups, strict=True)
+    ]
     return "\n".join([*lines, ", ".join(summary)])

@@ -1,13 +1,16 @@
 """Formats the cluster's status for people: a summary line, a line per model, a table of the nodes, the warnings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from node.cli.client import Json
 from node.cli.terminal import printable
 from node.core.node_names import shown_names
 from node.core.units import format_bytes, format_duration, format_share
+from node.core.warning_codes import Code
 
+_MOST_TOLD = 3
+"""Warnings of one code whose texts are shown."""
 _SPARE = ("BANDWIDTH", "RTT", "LINK TO NEXT")
 """Columns that a narrow terminal does without, the first one first."""
 
@@ -20,16 +23,42 @@ def render(status: Json, width: int | None = None) -> str:
     lines = [summary, *(_model(model) for model in status["models"]), ""]
     lines += _table(status, names, width)
     text = "\n".join(map(printable, lines))
-    return f"{text}\n\n{findings(status['warnings'])}" if status["warnings"] else text
+    return f"{text}\n\n{_folded(status['warnings'])}" if status["warnings"] else text
 
 
 def findings(warnings: list[Json]) -> str:
-    """A line for each; what is only information has another mark."""
-    lines = []
+    """A line for each code; what is only information has another mark."""
+    return "\n".join(map(_finding, by_code(warnings)))
+
+
+def by_code(warnings: Iterable[Json]) -> list[list[Json]]:
+    """Those of one code together, in the order in which the codes come."""
+    found: dict[str, list[Json]] = {}
     for each in warnings:
-        mark = "-" if each["severity"] == "info" else "!"
-        lines.append(printable(f"{mark} {each['code']}  {each['text']} {each.get('hint', '')}".rstrip()))
-    return "\n".join(lines)
+        found.setdefault(each["code"], []).append(each)
+    return list(found.values())
+
+
+def _finding(alike: list[Json]) -> str:
+    """A line for the warnings of one code, mostly of several nodes: what they say, and the hint that they have in common."""
+    nodes = len({each["node"] for each in alike if each.get("node")})
+    hints = {each.get("hint", "") for each in alike}
+    told = [each["text"] if len(hints) == 1 else f"{each['text']} {each.get('hint', '')}".rstrip() for each in alike]
+    parts = [f"{nodes} nodes:"] if nodes > 1 else []
+    parts += told[:_MOST_TOLD]
+    parts += [f"And {len(told) - _MOST_TOLD} more."] if len(told) > _MOST_TOLD else []
+    parts += hints if len(hints) == 1 else ()
+    mark = "-" if alike[0]["severity"] == "info" else "!"
+    return printable(f"{mark} {alike[0]['code']}  {' '.join(parts)}".rstrip())
+
+
+def _folded(warnings: list[Json]) -> str:
+    """The findings; of what is only information, but for loads, the codes in one line at the end."""
+    is_told = [each["severity"] != "info" or each["code"] == Code.LOADING for each in warnings]
+    told = [each for each, is_one in zip(warnings, is_told, strict=True) if is_one]
+    codes = dict.fromkeys(each["code"] for each, is_one in zip(warnings, is_told, strict=True) if not is_one)
+    more = printable(f"- {', '.join(codes)}  `cluster doctor` tells more.")
+    return "\n".join([*([findings(told)] if told else []), *([more] if codes else [])])
 
 
 def _model(model: Json) -> str:

@@ -527,6 +527,26 @@ async def test_the_cluster(page, backend):
     assert await page.text(".layers.gone") == "4–7"
 
 
+async def test_warnings_of_one_code_are_one_and_notes_are_folded(page, backend):
+    def warning(code, severity, node, text, hint=""):
+        return {"code": code, "severity": severity, "node": node, "text": text, "hint": hint}
+
+    low = [warning("disk-low", "warning", name, f"{name} is full.", "Run `hf cache rm`.") for name in ("a", "b")]
+    notes = [warning("may-sleep", "info", "a", "a sleeps."), warning("open-cluster", "info", "", "It is open.")]
+    backend.shown = cluster_status(node_status("a", 0), warnings=[*low, *notes])
+    await page.until("document.querySelectorAll('.warnings .warning').length === 1")
+    assert await page.text(".warnings .warning") == "2 nodes: a is full. b is full.\nRun hf cache rm."
+    assert await page.text(".warnings .warning code") == "hf cache rm"
+    assert await page.text("details:has(.notes) > summary") == "2 notes"
+    assert not await page.evaluate("document.querySelector('.notes').checkVisibility()")
+    await page.evaluate("document.querySelector('details:has(.notes) > summary').click()")
+    assert await page.text(".notes") == "a sleeps.\nIt is open."
+    backend.shown = cluster_status(node_status("a", 0))
+    await page.until(
+        "document.querySelector('details:has(.notes)').hidden && !document.querySelector('.warnings .warning')"
+    )
+
+
 async def test_a_node_that_is_gone(serve, backend, tab):
     backend.shown = TWO
     server = await serve()

@@ -30,6 +30,17 @@ def test_a_code_of_a_newer_node_has_no_section(node, ready, capsys):
     assert capsys.readouterr().out == "- new-code  New.\n1 info\n"
 
 
+def test_findings_of_one_code_are_one(node, ready, capsys):
+    sleep = {"code": "may-sleep", "severity": "info", "hint": "Run `sudo pmset -a sleep 0` there."}
+    found = [sleep | {"node": name, "text": f"{name} goes to sleep."} for name in ("a", "b")]
+    node.answers = [ready | {"warnings": found}]
+    assert main(["doctor", "--api", node.url]) == 0
+    assert capsys.readouterr().out == (
+        "- may-sleep  2 nodes: a goes to sleep. b goes to sleep. Run `sudo pmset -a sleep 0` there.\n"
+        "  docs/troubleshooting.md#may-sleep\n1 info\n"
+    )
+
+
 def test_findings_about_one_node(node, status, capsys):
     node.answers = [status]
     assert main(["doctor", "--api", node.url, "--node", "mini-3", "--json"]) == 0

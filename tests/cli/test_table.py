@@ -101,6 +101,36 @@ def test_nodes_of_one_name_show_their_ids(status):
     assert "mini-1-b234 *" in text
 
 
+def warning(code, node="", severity="warning", text="", hint=""):
+    return {"code": code, "severity": severity, "text": text, "hint": hint, "node": node}
+
+
+def test_warnings_of_one_code_are_one(status):
+    low = [warning("disk-low", each, text=f"{each} has 1 GB left.", hint="Free some.") for each in ("a", "b", "c")]
+    other = warning("model-refused", severity="error", text="m is refused.", hint="Fix m.")
+    status["warnings"] = [other, low[0], other | {"text": "n is refused.", "hint": ""}, *low[1:]]
+    assert render(status).splitlines()[-2:] == [
+        "! model-refused  m is refused. Fix m. n is refused.",
+        "! disk-low  3 nodes: a has 1 GB left. b has 1 GB left. c has 1 GB left. Free some.",
+    ]
+    status["warnings"] = [*low, *(warning("disk-low", f"d{each}", text="x", hint="Free some.") for each in range(4))]
+    assert render(status).endswith("7 nodes: a has 1 GB left. b has 1 GB left. c has 1 GB left. And 4 more. Free some.")
+
+
+def test_what_is_only_information_is_folded_and_last(status):
+    infos = [warning(code, node, "info", text="It sleeps.") for code, node in (("may-sleep", "a"), ("may-sleep", "b"))]
+    infos.append(warning("open-cluster", severity="info", text="It is open."))
+    load = warning("loading", "a", "info", text="a has loaded 3 %.")
+    status["warnings"] = [warning("slow-link", text="It is slow."), *infos, load]
+    assert render(status).splitlines()[-3:] == [
+        "! slow-link  It is slow.",
+        "- loading  a has loaded 3 %.",
+        "- may-sleep, open-cluster  `cluster doctor` tells more.",
+    ]
+    status["warnings"] = infos
+    assert render(status).endswith("\n\n- may-sleep, open-cluster  `cluster doctor` tells more.")
+
+
 def test_names_cannot_move_the_cursor(status):
     status["nodes"][0]["name"] = "evil\x1b[2J\n\u202e"
     text = render(status)
