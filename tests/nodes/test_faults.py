@@ -1,0 +1,107 @@
+"""Real nodes on a machine that fails: clocks jump, disks of KV fail, are full or slow, and bits flip on the wire."""
+
+import errno
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MODEL, Cluster, Node, until
+from tests.nodes.faults import Faults, compiled
+from tests.nodes.test_kv_on_disk import FIRST, blocks_of, cached, next_messages, stored, text, turn, undisturbed
+
+__all__ = ["undisturbed"]
+pytestmark = pytest.mark.slow
+
+DAY_S = 86400
+OPTIONS = ("--model", MODEL, "--stages", "2")
+SECRET = {"PIPPIN_SECRET": "correct horse battery staple"}
+LONG = {"max_tokens": 300, "ignore_eos": True}
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> Faults:
+    return Faults(compiled(tmp_path), tmp_path / "faults")
+
+
+def two(cluster: Cluster, faults: Faults, environment: dict[str, str]) -> list[Node]:
+    nodes = [cluster.launch(*OPTIONS, environment={**faults.environment, **environment}) for _ in range(2)]
+    cluster.ready(*(node.started() for node in nodes), stages=2)
+    return nodes
+
+
+def test_clocks_that_jump_change_nothing(cluster: Cluster, faults: Faults) -> None:
+    nodes = two(cluster, faults, SECRET)
+    right, before = nodes[0].streamed(**LONG), cluster.agreed(*nodes)
+    rings = [ring["id"] for ring in before["models"][0]["rings"]]
+    for jump in (30 * DAY_S, -2 * DAY_S, -50 * 365 * DAY_S, 20 * 365 * DAY_S):
+        with nodes[0].stream(**LONG) as events:
+            for count, _ in enumerate(events):
+                if count == 20:
+                    faults.now.ahead_s = jump
+        assert events.text == right
+        assert abs(nodes[0].chat(max_tokens=1).json["created"] - time.time() - jump) < DAY_S
+    after = cluster.agreed(*nodes)
+    assert (after["head"], after["term"]) == (before["head"], before["term"])
+    assert [ring["id"] for ring in after["models"][0]["rings"]] == rings
+    third = cluster.launch("--model", MODEL, environment=SECRET).started()  # its clock is right, the others' are not
+    cluster.ready(*nodes, third)
+    assert third.streamed(**LONG) == right
+
+
+def with_kv(cluster: Cluster, faults: Faults, first: dict[str, Any]) -> list[Node]:
+    """Nodes that have the KV of a first turn on their disks only, as they were killed after it."""
+    nodes = two(cluster, faults, {})
+    assert text(turn(nodes[0], FIRST)) == text(first)
+    for node in nodes:
+        until(lambda node=node: stored(cluster, node) >= blocks_of(first), "the blocks are on the disk")
+    for node in nodes:
+        node.kill()
+    again = [cluster.launch(*OPTIONS, name=node.name, environment=faults.environment) for node in nodes]
+    cluster.ready(*(node.started() for node in again), stages=2)
+    return again
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+def test_a_disk_that_fails_costs_kv_and_no_answer(
+    cluster: Cluster, undisturbed: tuple[dict[str, Any], dict[str, Any]], faults: Faults, error: int
+) -> None:
+    nodes = with_kv(cluster, faults, undisturbed[0])
+    faults.now.read_errno = faults.now.write_errno = error
+    second = turn(nodes[0], next_messages(undisturbed[0]))
+    assert text(second) == text(undisturbed[1])
+    assert cached(second) == 0
+    assert faults.now.failed
+    until(lambda: all(node.warning("kv-not-stored") for node in nodes), "the nodes say that they keep no KV")
+
+
+def test_a_slow_disk_costs_kv_and_no_answer(
+    cluster: Cluster, undisturbed: tuple[dict[str, Any], dict[str, Any]], faults: Faults
+) -> None:
+    nodes = with_kv(cluster, faults, undisturbed[0])
+    faults.now.open_ms = 60_000
+    second = turn(nodes[0], next_messages(undisturbed[0]))
+    assert text(second) == text(undisturbed[1])
+    assert cached(second) == 0
+    assert faults.now.delayed
+
+
+def test_with_a_secret_a_bit_that_flips_on_the_wire_breaks_its_connection_and_changes_no_answer(
+    cluster: Cluster, faults: Faults
+) -> None:
+    nodes = two(cluster, faults, SECRET)
+    right = nodes[0].streamed(**LONG)
+    faults.now.flip_every = 300
+
+    def answers() -> bool:
+        """Whether one more answer is right, of two that bits flip meanwhile."""
+        answer = nodes[0].chat(**LONG)
+        assert answer.status in (200, 503), answer.body
+        assert answer.status != 200 or answer.text == right
+        return answer.status == 200 and faults.now.flipped >= 3
+
+    until(answers, "it answers though bits flip")
+    faults.end()
+    cluster.ready(*nodes, stages=2)
+    assert nodes[1].streamed(**LONG) == right
