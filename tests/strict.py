@@ -13,10 +13,17 @@ from openai.types import Completion, CompletionChoice, CreateEmbeddingResponse, 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage, ChatCompletionTokenLogprob
 from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
-from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaToolCall
 from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
-from openai.types.responses import InputTokenCountResponse, Response, ResponseItemList, ResponseStreamEvent
+from openai.types.responses import (
+    InputTokenCountResponse,
+    Response,
+    ResponseCustomToolCall,
+    ResponseCustomToolCallOutput,
+    ResponseItemList,
+    ResponseStreamEvent,
+)
 from pydantic import BaseModel, ConfigDict
 
 from tests import strict_anthropic, strict_ollama
@@ -72,6 +79,30 @@ class _CompletionChunk(Completion):
     choices: list[_CompletionChunkChoice]  # type: ignore[assignment]
 
 
+class _DeltaCustom(BaseModel):
+    name: str | None = None
+    input: str | None = None
+
+
+class _DeltaCall(ChoiceDeltaToolCall):
+    """OpenAI streams calls of custom tools, too."""
+
+    type: Literal["function", "custom"] | None = None  # type: ignore[assignment]
+    custom: _DeltaCustom | None = None
+
+
+class _Delta(ChoiceDelta):
+    tool_calls: list[_DeltaCall] | None = None  # type: ignore[assignment]
+
+
+class _ChunkChoice(ChunkChoice):
+    delta: _Delta
+
+
+class ChatChunk(ChatCompletionChunk):
+    choices: list[_ChunkChoice]  # type: ignore[assignment]
+
+
 class _Embedding(Embedding):
     """A string if base64 was requested."""
 
@@ -96,7 +127,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("GET", r"/responses/[^/]+/input_items"): ResponseItemList,
 }
 EVENTS: Mapping[str, Any] = {
-    r"/chat/completions": ChatCompletionChunk,
+    r"/chat/completions": ChatChunk,
     r"/completions": _CompletionChunk,
     r"/responses": ResponseStreamEvent,
 }
@@ -118,6 +149,8 @@ EXTRAS: Mapping[type[BaseModel], frozenset[str]] = {
     Model: frozenset({"max_model_len"}),
     ChatCompletionMessage: frozenset({"reasoning_content"}),
     ChoiceDelta: frozenset({"reasoning_content"}),
+    ResponseCustomToolCall: frozenset({"status"}),
+    ResponseCustomToolCallOutput: frozenset({"status"}),
 }
 """Fields that OpenAI does not have; docs/api.md explains them."""
 

@@ -19,12 +19,16 @@ def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequen
     """
     if grammar and not split_mark(grammar)[0]:
         only = use.names[0] if _has_no_head(use) else None
-        return CallReader(use.names, only=only) if use.tools else None
+        return CallReader(use.names, only=only, custom=use.custom) if use.tools else None
     dialect = tokenizer.dialect
     if not any(dialect.markers(tools=bool(use.tools)).values()):
         return None
     channel = dialect.channel_after(prompt)
-    return FamilyReader(tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many)
+    form = dialect.form if grammar else None
+    free = {f"{form.head}{name}{form.joint}": name for name in use.custom} if form else {}
+    return FamilyReader(
+        tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many, custom=use.custom, free=free
+    )
 
 
 async def make_grammar(grammars: Grammars, use: ToolUse, form: Format | None, client: str) -> str:
@@ -44,9 +48,7 @@ async def make_grammar(grammars: Grammars, use: ToolUse, form: Format | None, cl
         return answer
     param = "functions" if use.legacy else "tools"
     for index, function in use.callable:
-        arguments = await grammars.json(
-            function.parameters, strict=function.strict, param=_place(use, index), client=client
-        )
+        arguments = await _arguments(grammars, use, index, function, client)
     if _has_no_head(use):
         return arguments
     functions = [function for _, function in use.callable]
@@ -67,13 +69,22 @@ async def make_optional_grammar(grammars: Grammars, use: ToolUse, tokenizer: Tok
     param = "functions" if use.legacy else "tools"
     for index, function in use.callable:
         try:
-            await grammars.json(function.parameters, strict=function.strict, param=_place(use, index), client=client)
+            await _arguments(grammars, use, index, function, client)
             functions.append(function)
         except BadRequest:
             if function.strict:
                 raise
             functions.append(Function(function.name, {"type": "object"}))
     return await grammars.calls(functions, many=use.many, param=param, client=client, form=form)
+
+
+async def _arguments(grammars: Grammars, use: ToolUse, index: int, function: Function, client: str) -> str:
+    """The grammar of a call's arguments, or of its text. Raises BadRequest."""
+    if function.free:
+        kind, text = function.free
+        param = f"tools[{index}].custom.format.grammar.definition"
+        return await grammars.text(kind, text, param=param, client=client)
+    return await grammars.json(function.parameters, strict=function.strict, param=_place(use, index), client=client)
 
 
 def _place(use: ToolUse, index: int) -> str:

@@ -1,5 +1,6 @@
 """A chat message: validated as OpenAI does, and converted to the form that chat templates expect."""
 
+import json
 from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
@@ -83,6 +84,10 @@ class WithoutNulls(StrictModel):
         return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
+INPUT = "input"
+"""The one argument of the function as which a model sees a custom tool."""
+
+
 class FunctionCall(StrictModel):
     name: Name
     arguments: str
@@ -92,6 +97,16 @@ class ToolCall(StrictModel):
     id: Name
     type: Literal["function"] = "function"
     function: FunctionCall
+
+    @model_validator(mode="before")
+    @classmethod
+    def _custom_as_function(cls, value: Any) -> Any:
+        """A call of a custom tool as the model sees it."""
+        match value:
+            case {"type": "custom", "custom": {"name": name, "input": str(text)}, **more}:
+                arguments = json.dumps({INPUT: text}, ensure_ascii=False)
+                return {**more, "function": {"name": name, "arguments": arguments}}
+        return value
 
 
 class Message(StrictModel):

@@ -2,16 +2,18 @@
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from api.chat.channels import Channels, Glyph, Piece
+from api.chat.custom_tools import input_of
 from api.http.json_object import without_halves
 from node.text.dialect import START
 from node.text.grammar import call_head
-from node.text.tokenizer import Tokenizer
+from node.text.tokenizer import Symbol, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,13 @@ class CallDelta:
 
     index: int
     arguments: str = ""
+    """JSON, or the text of a custom tool."""
     id: str = ""
     name: str = ""
     ended: bool = False
     """Whether the call is complete."""
+    custom: bool = False
+    """Whether it is of a custom tool."""
 
     def grown(self, more: "CallDelta") -> "CallDelta":
         """This increment and the next one of the same call, joined."""
@@ -82,8 +87,12 @@ class FamilyReader:
         tools: Sequence[Mapping[str, Any]] = (),
         names: Iterable[str] = (),
         many: bool = True,
+        custom: Container[str] = (),
+        free: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`channel`: where the answer begins. `names`: of the `tools` that may be called. `many`: several calls may."""
+        """`channel`: where the answer begins. `names`: of the `tools` that may be called, of which some are `custom`. `many`:
+        several calls may. `free`: beginnings of calls that go on with a text instead of JSON, and the tools' names.
+        """
         turns = {
             name: [(tokenizer.symbols(marker), to) for marker, to in edges]
             for name, edges in tokenizer.dialect.markers(tools=bool(tools)).items()
@@ -93,6 +102,8 @@ class FamilyReader:
         self._tools = tools
         self._names = frozenset(names)
         self._many = many
+        self._custom = custom
+        self._free = free
         self._calls = 0
         self._call: list[Glyph] | None = None
         """Glyphs of an unfinished call, including its first marker and white space before it."""
@@ -172,11 +183,9 @@ class FamilyReader:
         whole, self._call = self._call or [], None
         try:
             symbols = [glyph.symbol for glyph in whole[self._opening :]]
-            spell = self._tokenizer.token_bytes
-            written = "".join(
-                each if isinstance(each, str) else spell(each).decode(errors="replace") for each in symbols
-            )
-            calls = self._tokenizer.dialect.parse(written, self._tools)
+            if self._add_free_call(parts, symbols):
+                return True
+            calls = self._tokenizer.dialect.parse(self._spelled(symbols), self._tools)
             unknown = [call.name for call in calls if call.name not in self._names]
             if unknown or not calls:
                 raise ValueError(f"there is no function {unknown}")
@@ -185,19 +194,45 @@ class FamilyReader:
             return False
         for call in calls if self._many else calls[:1]:
             arguments = without_halves(json.dumps(call.arguments, ensure_ascii=False))
-            parts.calls.append(CallDelta(self._calls, arguments, _new_id(), call.name, ended=True))
-            self._calls += 1
+            if call.name in self._custom:
+                arguments = without_halves(input_of(call.arguments, arguments))
+            self._add_call(parts, call.name, arguments)
         parts.ended = not self._many
         return True
+
+    def _add_free_call(self, parts: Parts, symbols: Sequence[Symbol]) -> bool:
+        """Add the call if it is one with a text, which ends where the control tokens begin that close it."""
+        closing = len(list(takewhile(lambda symbol: isinstance(symbol, int), reversed(symbols))))
+        written = self._spelled(symbols[: len(symbols) - closing])
+        for start, name in self._free.items():
+            if written.startswith(start):
+                self._add_call(parts, name, written[len(start) :])
+                parts.ended = not self._many
+                return True
+        return False
+
+    def _add_call(self, parts: Parts, name: str, arguments: str) -> None:
+        is_custom = name in self._custom
+        parts.calls.append(CallDelta(self._calls, arguments, _new_id(), name, ended=True, custom=is_custom))
+        self._calls += 1
+
+    def _spelled(self, symbols: Sequence[Symbol]) -> str:
+        spell = self._tokenizer.token_bytes
+        return "".join(each if isinstance(each, str) else spell(each).decode(errors="replace") for each in symbols)
 
 
 class CallReader:
     """Incremental parser of calls that were generated under a grammar of node/text/grammar.py."""
 
-    def __init__(self, names: Iterable[str], *, only: str | None = None) -> None:
-        """`only`: the answer is the arguments of one call of this function; None: each call has its function's name."""
+    def __init__(self, names: Iterable[str], *, only: str | None = None, custom: Container[str] = ()) -> None:
+        """`only`: the answer is the arguments of one call of this function; None: each call has its function's name. `custom`:
+        names of tools whose calls have a text, up to the end of the answer.
+        """
         self._heads = {call_head(name): name for name in names}
         self._only = only
+        self._custom = custom
+        self._is_custom = False
+        """Whether inside the text of a custom tool's call."""
         self._calls = 0
         self._head: list[Glyph] = []
         self._inside = False
@@ -217,6 +252,8 @@ class CallReader:
                 self._begin(parts, self._only)
             if self._is_text:
                 parts.text.append(glyph)
+            elif self._is_custom:
+                parts.add_call(CallDelta(self._calls - 1, glyph.symbol, custom=True))
             elif self._inside:
                 self._count(glyph.symbol)
                 parts.add_call(CallDelta(self._calls - 1, glyph.symbol, ended=not self._inside))
@@ -225,7 +262,14 @@ class CallReader:
         return parts
 
     def finish(self) -> Parts:
-        return Parts(text=self._head if not self._calls else [])
+        parts = Parts()
+        if self._only in self._custom and not self._calls:  # the call of an empty text
+            self._begin(parts, str(self._only))
+        if self._is_custom:
+            parts.add_call(CallDelta(self._calls - 1, ended=True, custom=True))
+        elif not self._calls:
+            parts.text = self._head
+        return parts
 
     def _read_head(self, parts: Parts, glyph: Glyph) -> None:
         self._head.append(glyph)
@@ -241,9 +285,10 @@ class CallReader:
             parts.text, self._head = self._head, []
 
     def _begin(self, parts: Parts, name: str) -> None:
-        parts.add_call(CallDelta(self._calls, id=_new_id(), name=name))
+        self._is_custom = name in self._custom
+        parts.add_call(CallDelta(self._calls, id=_new_id(), name=name, custom=self._is_custom))
         self._calls += 1
-        self._inside = True
+        self._inside = not self._is_custom
 
     def _count(self, char: str) -> None:
         if self._in_string:

@@ -5,10 +5,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from api.chat.adapter import Adapter
+from api.chat.custom_tools import NAME
 from api.chat.forms import Format, JsonFormat
 from api.chat.message import Message, StrictModel, Whole
 from api.chat.schema import MAX_INT, GenerationRequest, MaxTokens, Verbosity
-from api.chat.tools import NAME, AnyTool, FunctionCallChoice, FunctionTool, ToolChoice, ToolUse, tool_use
+from api.chat.tools import AnyTool, FunctionCallChoice, FunctionTool, ToolChoice, ToolUse, tool_use
 from api.http.errors import Unsupported
 from api.http.json_object import Counts
 from api.http.limits import MAX_MESSAGES, MAX_TOOLS, MAX_VARIABLES
@@ -104,14 +105,7 @@ class ChatRequest(GenerationRequest):
         """Raises BadRequest."""
         if (self.functions or self.function_call) and not self.tools:
             return tool_use(self.functions, self.function_call, many=False, legacy=True)
-        functions = {index: tool.function for index, tool in enumerate(self.tools) if tool}
-        if self.tools and not functions:
-            raise Unsupported(
-                "Invalid 'tools': none is a function, and those of type 'custom' are not supported.",
-                param="tools[0].type",
-            )
-        choice, many = self.tool_choice, self.parallel_tool_calls
-        return tool_use([*functions.values()], choice, many=many, legacy=False, places=[*functions])
+        return tool_use(self.tools, self.tool_choice, many=self.parallel_tool_calls, legacy=False)
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -4,16 +4,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    PrivateAttr,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from api.chat.custom_tools import NAME, CustomTool
 from api.chat.message import StrictModel
 from api.http.limits import MAX_TOOLS
 from node.core.errors import BadRequest
 from node.text.grammar import Function
 
-NAME = r"^[a-zA-Z0-9_-]{1,128}$"
-"""Names of functions: OpenAI allows 64 characters, Anthropic 128, which names of MCP tools need."""
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 Mode = Literal["none", "auto", "required"]
@@ -57,24 +64,30 @@ class Tool(StrictModel):
     function: FunctionTool
 
 
-def _none_if_custom(tool: Any) -> Any:
-    if tool is None:
-        raise PydanticCustomError("tool", "Input should be an object")
-    return None if isinstance(tool, Mapping) and tool.get("type") == "custom" else tool
+class Custom(StrictModel):
+    type: Literal["custom"]
+    custom: CustomTool
 
 
-AnyTool = Annotated[Tool | None, BeforeValidator(_none_if_custom)]
-"""None: one with free text for arguments, which agents send beside their functions. The model is not told of it."""
+def _tool(value: Any) -> FunctionTool | CustomTool:
+    if isinstance(value, Mapping) and value.get("type") == "custom":
+        return Custom.model_validate(value).custom
+    return Tool.model_validate(value).function
+
+
+AnyTool = Annotated[FunctionTool | CustomTool, PlainValidator(_tool)]
 
 
 @dataclass(frozen=True, slots=True)
 class CallsWanted:
-    """Which calls a request allows or requires. `names`: of these functions; None: of all."""
+    """Which calls a request allows or requires. `names`: of these tools; None: of all."""
 
     mode: Mode
     names: Sequence[str] | None = None
     one: bool = False
     """Allow a single call only."""
+    kind: type[FunctionTool | CustomTool] | None = None
+    """Of the tool that is named; None: any."""
 
 
 def _tool_choice(value: Any) -> CallsWanted:
@@ -82,14 +95,16 @@ def _tool_choice(value: Any) -> CallsWanted:
         case "none" | "auto" | "required":
             return CallsWanted(value)
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return CallsWanted("required", [name], one=True)
+            return CallsWanted("required", [name], one=True, kind=FunctionTool)
+        case {"type": "custom", "custom": {"name": str(name)}} | {"type": "custom", "name": str(name)}:
+            return CallsWanted("required", [name], one=True, kind=CustomTool)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
             if len(tools) > MAX_TOOLS:
                 why = f"Input should allow at most {MAX_TOOLS} tools, not {len(tools)}"
                 raise PydanticCustomError("tool_choice", why)
             return CallsWanted(mode, [_allowed_name(tool) for tool in tools])
     raise PydanticCustomError(
-        "tool_choice", 'Input should be "none", "auto", "required", or an object that names a function'
+        "tool_choice", 'Input should be "none", "auto", "required", or an object that names a tool'
     )
 
 
@@ -97,7 +112,11 @@ def _allowed_name(tool: Any) -> str:
     match tool:
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
             return name
-    raise PydanticCustomError("tool_choice", "Each of the allowed tools should name a function")
+        case {"type": "custom", "custom": {"name": str(name)}} | {"type": "custom", "name": str(name)}:
+            return name
+    raise PydanticCustomError(
+        "tool_choice", "Each of the allowed tools should be a function or a custom tool, with its name"
+    )
 
 
 def _function_call(value: Any) -> CallsWanted:
@@ -117,13 +136,11 @@ FunctionCallChoice = Annotated[CallsWanted, BeforeValidator(_function_call)]
 class ToolUse:
     """The tools of a request, and which calls it allows or requires."""
 
-    tools: Sequence[FunctionTool] = ()
+    tools: Sequence[FunctionTool | CustomTool] = ()
     """Empty if no calls are allowed."""
     mode: Mode = "none"
     names: Sequence[str] = ()
-    """Names of the functions that may be called."""
-    places: Sequence[int] = ()
-    """Of the tools in the request, which may have others, too."""
+    """Names of the tools that may be called."""
     many: bool = True
     legacy: bool = False
     """The request is in the older format, `functions`, and so is its answer."""
@@ -135,19 +152,18 @@ class ToolUse:
     @property
     def callable(self) -> list[tuple[int, Function]]:
         """The functions that may be called, each with its index among the request's tools."""
-        placed = zip(self.places, self.tools, strict=True)
-        return [(index, tool.function) for index, tool in placed if tool.name in self.names]
+        return [(index, tool.function) for index, tool in enumerate(self.tools) if tool.name in self.names]
+
+    @property
+    def custom(self) -> frozenset[str]:
+        """Names of the tools whose calls have a text instead of arguments."""
+        return frozenset(tool.name for tool in self.tools if isinstance(tool, CustomTool))
 
 
 def tool_use(
-    tools: Sequence[FunctionTool],
-    choice: CallsWanted | None,
-    *,
-    many: bool,
-    legacy: bool,
-    places: Sequence[int] | None = None,
+    tools: Sequence[FunctionTool | CustomTool], choice: CallsWanted | None, *, many: bool, legacy: bool
 ) -> ToolUse:
-    """`places`: see ToolUse; None: the tools are the request's. Raises BadRequest for duplicate names, a choice of unknown functions, or a required call without tools."""
+    """Raises BadRequest for duplicate names, a choice of unknown tools, or a required call without tools."""
     param, chooser = ("functions", "function_call") if legacy else ("tools", "tool_choice")
     names = [tool.name for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -155,12 +171,12 @@ def tool_use(
     choice = choice or CallsWanted("auto")
     if not tools and choice.mode == "required":
         raise BadRequest(f"'{chooser}' requires a call, but there are no '{param}'.", param=chooser)
-    if unknown := next((name for name in choice.names or () if name not in names), None):
-        raise BadRequest(f"Invalid '{chooser}': there is no function '{unknown}' in '{param}'.", param=chooser)
+    known = [tool.name for tool in tools if choice.kind is None or isinstance(tool, choice.kind)]
+    if unknown := next((name for name in choice.names or () if name not in known), None):
+        kind = "custom tool" if choice.kind is CustomTool else "function"
+        raise BadRequest(f"Invalid '{chooser}': there is no {kind} '{unknown}' in '{param}'.", param=chooser)
     if not tools or choice.mode == "none" or choice.names == []:
         return ToolUse(legacy=legacy)
     wanted = names if choice.names is None else list(dict.fromkeys(choice.names))
     many = many and not choice.one and not legacy
-    return ToolUse(
-        tools, choice.mode, wanted, range(len(tools)) if places is None else places, many=many, legacy=legacy
-    )
+    return ToolUse(tools, choice.mode, wanted, many=many, legacy=legacy)

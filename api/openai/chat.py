@@ -18,6 +18,9 @@ from api.chat.schema import parse
 from api.http.json_object import Json
 from api.openai.reply import Collected, Reply
 
+_KINDS = {False: ("function", "arguments"), True: ("custom", "input")}
+"""By `CallDelta.custom`: the kind of a call, and where it has its arguments."""
+
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body = await env.bodies.read(request, partial(parse, ChatRequest))
@@ -45,10 +48,11 @@ class ChatReply(Reply):
             deltas.append({"delta": {"content": delta.text}, "logprobs": self._logprobs(delta)})
         for call in delta.calls:
             # The first delta of a call has its name; pieces of the arguments follow.
+            kind, said = _KINDS[call.custom]
             if call.id:
-                deltas.append(self._call(call, {"name": call.name, "arguments": ""}, id=call.id, type="function"))
+                deltas.append(self._call(call, {"name": call.name, said: ""}, id=call.id, type=kind))
             if call.arguments:
-                deltas.append(self._call(call, {"arguments": call.arguments}))
+                deltas.append(self._call(call, {said: call.arguments}))
         if delta.finish:
             deltas.append({"delta": {}, "finish_reason": self._reason(delta)})
         return [{"index": index, "delta": {}, "logprobs": None, "finish_reason": None, **each} for each in deltas]
@@ -58,10 +62,10 @@ class ChatReply(Reply):
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if collected.reasoning:
             message["reasoning_content"] = collected.reasoning
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in collected.calls.values()
-        ]
+        calls: list[Json] = []
+        for call in collected.calls.values():
+            kind, said = _KINDS[call.custom]
+            calls.append({"id": call.id, "type": kind, kind: {"name": call.name, said: call.arguments}})
         if calls:
             message |= {"function_call": calls[0]["function"]} if self.legacy else {"tool_calls": calls}
         return {
@@ -74,7 +78,8 @@ class ChatReply(Reply):
     def _call(self, call: CallDelta, function: Json, **about: str) -> Json:
         if self.legacy:
             return {"delta": {"function_call": function}}
-        return {"delta": {"tool_calls": [{"index": call.index, **about, "function": function}]}}
+        kind, _ = _KINDS[call.custom]
+        return {"delta": {"tool_calls": [{"index": call.index, **about, kind: function}]}}
 
     def _reason(self, part: Delta | Collected) -> str | None:
         return "function_call" if self.legacy and part.finish == "tool_calls" else part.finish

@@ -48,6 +48,20 @@ class FunctionOutputItem(StrictModel):
         return {"type": "function_call_output", "status": "completed", "call_id": self.call_id, "output": output}
 
 
+class CustomCallItem(StrictModel):
+    call_id: Name
+    name: Name
+    input: str
+
+    def item(self) -> Json:
+        return {"type": "custom_tool_call", "status": "completed", **self.model_dump()}
+
+
+class CustomOutputItem(FunctionOutputItem):
+    def item(self) -> Json:
+        return {**super().item(), "type": "custom_tool_call_output"}
+
+
 class ReasoningItem(StrictModel):
     """Earlier reasoning of the model, given to chat templates that support it."""
 
@@ -68,13 +82,18 @@ class Reference(StrictModel):
         return {"type": "item_reference"}
 
 
-KINDS: dict[str, tuple[type[InputMessage | FunctionCallItem | FunctionOutputItem | ReasoningItem | Reference], str]] = {
+_Kind = InputMessage | FunctionCallItem | FunctionOutputItem | CustomCallItem | ReasoningItem | Reference
+KINDS: dict[str, tuple[type[_Kind], str]] = {
     "message": (InputMessage, "msg"),
     "function_call": (FunctionCallItem, "fc"),
     "function_call_output": (FunctionOutputItem, "fco"),
+    "custom_tool_call": (CustomCallItem, "ctc"),
+    "custom_tool_call_output": (CustomOutputItem, "ctco"),
     "reasoning": (ReasoningItem, "rs"),
     "item_reference": (Reference, "ref"),
 }
+
+_CALLS = ("function_call", "custom_tool_call")
 
 Item = Any
 """A validated item, as JSON."""
@@ -143,14 +162,14 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Json]:
     """The assistant message that further items may be added to."""
     for item in items:
         kind = item["type"]
-        if kind in ("reasoning", "function_call") or item.get("role") == "assistant":
-            if turn is None or (kind != "function_call" and ("tool_calls" in turn or "content" in turn)):
+        if kind in ("reasoning", *_CALLS) or item.get("role") == "assistant":
+            if turn is None or (kind not in _CALLS and ("tool_calls" in turn or "content" in turn)):
                 turn = {"role": "assistant"}
                 messages.append(turn)
             _add(turn, item)
             continue
         turn = None
-        if kind == "function_call_output":
+        if kind in ("function_call_output", "custom_tool_call_output"):
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
         else:
             messages.append({"role": item["role"], "content": _joined(item)})
@@ -165,6 +184,9 @@ def _add(turn: Json, item: Item) -> None:
         case "function_call":
             call = {"name": flat_name(Place(item.get("namespace"), item["name"])), "arguments": item["arguments"]}
             turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": call})
+        case "custom_tool_call":
+            custom = {"name": item["name"], "input": item["input"]}
+            turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "custom", "custom": custom})
         case _:
             turn["content"] = _joined(item)
 

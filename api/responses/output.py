@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from api.chat.reader import CallDelta
 from api.http.json_object import Json
 from api.responses.items import item_id
 from api.responses.schema import ResponseRequest
@@ -67,16 +68,17 @@ class ResponseOutput:
         item["content"][0]["text"] += delta
         yield self._event("reasoning_text.delta", **self._place(), **_FIRST, delta=delta)
 
-    def call(self, call_id: str, name: str, delta: str) -> Iterator[Json]:
-        """Begin a call (`call_id` and `name` are set), or append to its arguments."""
-        if call_id:
+    def call(self, call: CallDelta) -> Iterator[Json]:
+        """Begin a call, or append to its arguments."""
+        kind, said, event, prefix = _CALLS[call.custom]
+        if call.id:
             yield from self._close("completed")
-            place = self.body.place_of(name)
+            place = self.body.place_of(call.name)
             within = {} if place.namespace is None else {"namespace": place.namespace}
-            yield from self._open("function_call", "fc", call_id=call_id, name=place.name, **within, arguments="")
-        if delta:
-            self.items[-1]["arguments"] += delta
-            yield self._event("function_call_arguments.delta", **self._place(), delta=delta)
+            yield from self._open(kind, prefix, call_id=call.id, name=place.name, **within, **{said: ""})
+        if call.arguments:
+            self.items[-1][said] += call.arguments
+            yield self._event(f"{event}.delta", **self._place(), delta=call.arguments)
 
     def finish(self, *, truncated: bool, usage: Json) -> Iterator[Json]:
         """End the response. `truncated`: the limit of tokens was reached."""
@@ -119,8 +121,9 @@ class ResponseOutput:
         self._growing = False
         item = self.items[-1]
         item["status"] = status
-        if item["type"] == "function_call":
-            yield self._event("function_call_arguments.done", **self._place(), arguments=item["arguments"])
+        for of_calls, text, event, _ in _CALLS.values():
+            if item["type"] == of_calls:
+                yield self._event(f"{event}.done", **self._place(), **{text: item[text]})
         for part in item.get("content", []):
             said = {"text": part["text"]} | ({"logprobs": _brief(part["logprobs"])} if "logprobs" in part else {})
             yield self._event(f"{part['type']}.done", **self._place(), **_FIRST, **said)
@@ -178,6 +181,11 @@ class ResponseOutput:
         }
 
 
+_CALLS = {
+    False: ("function_call", "arguments", "function_call_arguments", "fc"),
+    True: ("custom_tool_call", "input", "custom_tool_call_input", "ctc"),
+}
+"""By `CallDelta.custom`: the type of a call's item, where it has its arguments, the name of their events, the prefix of its id."""
 _FIRST = {"content_index": 0}
 """Items have a single content part here."""
 

@@ -127,7 +127,15 @@ class ResponseRequest(WithoutNulls):
     def params(self) -> Sequence[tuple[str, str]]:
         """Patterns of chat's parameter names, and the names of the same parameters here."""
         functions = enumerate(self._functions)
-        return (*((rf"^tools\[{index}\]\.function", each.param) for index, each in functions), *PARAMS)
+        places = [
+            pattern
+            for index, each in functions
+            for pattern in (
+                (rf"^tools\[{index}\]\.custom\.format\.grammar", f"{each.param}.format"),
+                (rf"^tools\[{index}\]\.(function|custom)", each.param),
+            )
+        ]
+        return (*places, *PARAMS)
 
     def place_of(self, name: str) -> Place:
         """Where the request has the function that chat knows by this name."""
@@ -149,6 +157,6 @@ class ResponseRequest(WithoutNulls):
             "top_logprobs": self.logprobs,
             "response_format": self.text.format.for_chat(),
             "reasoning_effort": self.reasoning.effort or given.get("reasoning_effort"),
-            "tools": [{"type": "function", "function": each.for_chat} for each in self._functions],
+            "tools": [each.for_chat for each in self._functions],
             "tool_choice": choice if needs_choice else None,
         }

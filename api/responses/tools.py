@@ -1,8 +1,8 @@
 """Tools of the Responses API, as chat's functions and back.
 
 Functions may be in a namespace, as those of an MCP server; chat has one list of names, so the namespace becomes the beginning of the name.
-Tools that OpenAI would run itself, and tools with free text for arguments, have no counterpart. Coding agents send them beside their functions,
-whether the server has them or not: the model is not told of them.
+Tools that OpenAI would run itself have no counterpart. Coding agents send them beside their functions, whether the server has them or
+not: the model is not told of them.
 """
 
 import reprlib
@@ -24,12 +24,13 @@ class Place(NamedTuple):
 
 
 class PlacedFunction(NamedTuple):
-    """A function that a model can call."""
+    """A function, or a custom tool, that a model can call."""
 
     place: Place
     for_chat: Json
+    """The tool in chat."""
     param: str
-    """Where the request has it, such as `tools[2]`; chat numbers only functions."""
+    """Where the request has it, such as `tools[2]`; chat numbers only those that it has."""
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[PlacedFunction]:
@@ -51,7 +52,9 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[PlacedFunction]:
         param = f"tools[{index}]"
         match tool:
             case {"type": "function"}:
-                yield PlacedFunction(Place(None, str(tool.get("name", ""))), _function(tool), param)
+                yield PlacedFunction(Place(None, str(tool.get("name", ""))), _in_chat(_function(tool)), param)
+            case {"type": "custom"}:
+                yield PlacedFunction(Place(None, str(tool.get("name", ""))), _custom(tool), param)
             case {"type": "namespace", "name": str(namespace), "tools": list(members)}:
                 for place_in_it, member in enumerate(members):
                     if isinstance(member, dict) and member.get("type") == "function":
@@ -59,13 +62,26 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[PlacedFunction]:
                         place = Place(namespace, str(name or ""))
                         if name and isinstance(name, str):  # else chat refuses it
                             function["name"] = flat_name(place)
-                        yield PlacedFunction(place, function, f"{param}.tools[{place_in_it}]")
+                        yield PlacedFunction(place, _in_chat(function), f"{param}.tools[{place_in_it}]")
             case {"type": "namespace"}:
                 raise BadRequest("A namespace needs a name and a list of tools.", param=param)
             case {"type": str()}:
                 continue
             case _:
                 raise BadRequest("A tool needs a type.", param=f"{param}.type")
+
+
+def _in_chat(function: Json) -> Json:
+    return {"type": "function", "function": function}
+
+
+def _custom(tool: Mapping[str, Any]) -> Json:
+    """A custom tool in chat, where the parts of a grammar are one level deeper."""
+    custom = {name: tool[name] for name in ("name", "description", "format") if tool.get(name) is not None}
+    match custom.get("format"):
+        case {"type": "grammar", **parts}:
+            custom["format"] = {"type": "grammar", "grammar": parts}
+    return {"type": "custom", "custom": custom}
 
 
 def _function(tool: Mapping[str, Any]) -> Json:

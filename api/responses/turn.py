@@ -52,7 +52,7 @@ class Turn:
                 logprobs = chat_logprobs(self.prepared.model.tokenizer, delta.tokens, top)["content"]
             events += output.text(delta.text, logprobs)
         for call in delta.calls:
-            events += output.call(call.id, call.name, call.arguments)
+            events += output.call(call)
         if delta.finish:
             events += output.finish(truncated=delta.finish == "length", usage=_usage(self.choices))
             self._keep()

@@ -42,6 +42,8 @@ class Function:
     parameters: Mapping[str, Any]
     strict: bool = False
     """Whether to refuse a schema with unsupported keywords, instead of ignoring them."""
+    free: Sequence[str] = ()
+    """A kind (`regex` or `grammar`) and its text: the call has a text that follows it instead of JSON. Empty: JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +82,18 @@ def calls_grammar(
 ) -> str:
     """Grammar of one call, or of `many` with a line each. With a schema `answer`, a JSON answer is allowed instead.
 
-    Each function has its own JSON root, as references in its schema are relative to it. Raises BadRequest.
+    Each function has its own JSON root, as references in its schema are relative to it. A free text ends where the answer does,
+    so its call is the only one. Raises BadRequest.
     """
     # In several tokens: the lexer takes the longest match, which must not span the beginning of a similar answer.
     heads = [" ".join(map(json.dumps, _head(function.name))) for function in functions]
-    calls = [f'{head} arguments_{index} "}}"' for index, head in enumerate(heads)]
+    calls = [f'{head} arguments_{place} "}}"' for place, head in enumerate(heads) if not functions[place].free]
+    texts = [f"{head} arguments_{place}" for place, head in enumerate(heads) if functions[place].free]
     more = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if many else ""
     rules = [
         f"start: {'calls' if answer is None else 'answer | calls'}",
-        f"calls: call{more}",
-        f"call: {' | '.join(calls)}",
+        *_rule("calls", [*([f"call{more}"] if calls else []), *texts]),
+        *_rule("call", calls),
         *_arguments(functions),
         *([] if answer is None else [f"answer: %json {json.dumps(_prepared(answer, strict=False))}"]),
     ]
@@ -108,11 +112,15 @@ def form_grammar(functions: Sequence[Function], form: CallForm, *, many: bool, p
         )
 
     names = [json.dumps(function.name) for function in functions]
-    calls = [f"{name} {lark(form.joint)} arguments_{index} {lark(form.tail)}" for index, name in enumerate(names)]
+    begun = [f"{name} {lark(form.joint)} arguments_{index}" for index, name in enumerate(names)]
+    calls = [f"{each} {lark(form.tail)}" for index, each in enumerate(begun) if not functions[index].free]
     more = f' ("\\n"? {lark(form.again)} call){{0,{MAX_CALLS - 1}}}' if many and form.again else ""
+    # What closes a free text must be no text itself.
+    closing = lark([piece for piece in (*form.tail, *form.end) if isinstance(piece, int)])
+    texts = [f"{lark(form.head)} {each} {closing}" for index, each in enumerate(begun) if functions[index].free]
     rules = [
-        f"start: {lark(form.head)} call{more} {lark(form.end)}",
-        f"call: {' | '.join(calls)}",
+        *_rule("start", [*([f"{lark(form.head)} call{more} {lark(form.end)}"] if calls else []), *texts]),
+        *_rule("call", calls),
         *_arguments(functions),
         *(f"{name}: <[{token}]>" for token, name in marks.items()),
     ]
@@ -142,7 +150,23 @@ def spelled(grammar: str) -> str:
 
 def _arguments(functions: Sequence[Function]) -> Iterable[str]:
     for index, function in enumerate(functions):
-        yield f"arguments_{index}: %json {json.dumps(_prepared(function.parameters, strict=function.strict))}"
+        if function.free:
+            yield f"arguments_{index}: %lark {{\n{_lark(*function.free)}\n}}"
+        else:
+            yield f"arguments_{index}: %json {json.dumps(_prepared(function.parameters, strict=function.strict))}"
+
+
+def _lark(kind: str, text: str) -> str:
+    if kind == "grammar":
+        return str(any_to_lark(text))
+    written = re.sub(
+        r"\\.|[/\n]", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), text, flags=re.DOTALL
+    )
+    return f"start: /{written}/"
+
+
+def _rule(name: str, ways: Sequence[str]) -> Sequence[str]:
+    return [f"{name}: {' | '.join(ways)}"] if ways else []
 
 
 def call_head(name: str) -> str:

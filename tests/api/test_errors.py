@@ -21,6 +21,17 @@ def tool(name, parameters=None):
 CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 
 
+GRAMMAR = "tools[0].custom.format.grammar"
+
+
+def custom(form):
+    return {"type": "custom", "custom": {"name": "patch", "format": form}}
+
+
+def custom_lark(text):
+    return custom({"type": "grammar", "grammar": {"syntax": "lark", "definition": text}})
+
+
 def required(*tools):
     return {"tools": list(tools), "tool_choice": "required"}
 
@@ -106,7 +117,18 @@ def json_schema(schema, **more):
         ({"tools": [tool("f")] * 129}, "tools"),
         ({"tools": [tool("f"), tool("f")]}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tools": [{"type": "custom", "custom": {"name": "not a name"}}]}, "tools[0].custom.name"),
+        ({"tools": [custom({"type": "poem"})]}, "tools[0].custom.format.type"),
+        ({"tools": [custom({"type": "grammar"})]}, "tools[0].custom.format"),
+        (
+            {"tools": [custom({"type": "grammar", "grammar": {"syntax": "bnf", "definition": "a"}})]},
+            f"{GRAMMAR}.syntax",
+        ),
+        ({"tools": [custom_lark("start: nothing")]}, f"{GRAMMAR}.definition"),
+        (required(custom_lark("start: nothing")), f"{GRAMMAR}.definition"),
+        ({"tools": [CUSTOM, CUSTOM]}, "tools"),
+        ({"tools": [CUSTOM], "tool_choice": {"type": "function", "function": {"name": "patch"}}}, "tool_choice"),
         ({"tools": [tool("f"), tool("not a name")]}, "tools[1].function.name"),
         ({"tools": [tool("f", {"type": "array"})]}, "tools[0].function.parameters"),
         ({"tools": [tool("f", {"properties": []})]}, "tools[0].function.parameters"),

@@ -9,6 +9,7 @@ import pytest
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from api.chat.reader import CallDelta
 from api.chat.schema import parse
 from api.http.in_flight import IN_FLIGHT
 from api.http.stream import StreamTiming
@@ -696,10 +697,10 @@ def test_thoughts_and_calls_have_items_of_their_own():
         *output.reasoning("Hm"),
         *output.reasoning("."),
         *output.text("I look.", []),
-        *output.call("call_1", "look", ""),
-        *output.call("", "", '{"at":'),
-        *output.call("", "", " 1}"),
-        *output.call("call_2", "look", "{}"),
+        *output.call(CallDelta(0, "", "call_1", "look")),
+        *output.call(CallDelta(0, '{"at":')),
+        *output.call(CallDelta(0, " 1}")),
+        *output.call(CallDelta(1, "{}", "call_2", "look")),
         *output.finish(truncated=False, usage=None),
     ]
     for event in events:

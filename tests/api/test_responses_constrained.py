@@ -18,6 +18,10 @@ ROME = '{"city": "Rom"}'
 FORMAT = {"format": {"type": "json_schema", "name": "city", "strict": True, "schema": CITY}}
 
 
+def lark(text):
+    return {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": text}}
+
+
 def call(name, arguments):
     return f"{call_head(name)}{arguments}}}"
 
@@ -77,11 +81,10 @@ async def test_results_go_back(server, tokenizer):
 
 
 async def test_functions_of_a_namespace(server, tokenizer):
-    """As codex sends those of MCP servers, beside tools that only OpenAI has."""
+    """As codex sends those of MCP servers, beside a tool that only OpenAI has and one with a grammar."""
     server.backend.say(f"<tool_call>{call('mcp__sky__weather', ROME)}</tool_call>")
     sky = {"type": "namespace", "name": "mcp__sky__", "description": "The sky", "tools": [WEATHER]}
-    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
-    others = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": grammar}]
+    others = [{"type": "web_search"}, lark("start: /a/")]
     plain = (await ask(server, "How is Rome?", tools=[*others, sky, NOW])).json
     strictly(Response, plain)
     (made,) = plain["output"]
@@ -124,7 +127,11 @@ async def test_the_official_client_parses(server):
     ("body", "param"),
     [
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [{"type": "custom", "name": "patch"}, {"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}, {"type": "file_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}, {"type": "custom"}]}, "tools[1].name"),
+        ({"tools": [{"type": "web_search"}, lark("start: nothing")]}, "tools[1].format.definition"),
+        ({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar"}}]}, "tools[0].format"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "custom", "name": "weather"}}, "tool_choice"),
         ({"tools": [{"type": "namespace", "name": "sky", "tools": []}]}, "tools[0].type"),
         ({"tools": [{"type": "namespace", "name": "sky"}]}, "tools[0]"),
         ({"tools": [{"name": "weather"}]}, "tools[0].type"),

@@ -209,17 +209,6 @@ async def test_the_prompt_is_what_the_template_makes_of_the_tools_as_they_were_s
     assert list(server.backend.requests[0].prompt) == expected
 
 
-async def test_the_model_is_not_told_of_custom_tools_beside_functions(server):
-    """As agents send them for patches, with a grammar or without."""
-    patch = {
-        "type": "custom",
-        "custom": {"name": "patch", "description": "Applies a patch.", "format": {"type": "text"}},
-    }
-    for tools in ([WEATHER, NOW], [patch, WEATHER, NOW], [WEATHER, NOW, patch]):
-        assert (await server.chat("Hello", tools=tools)).status == 200
-    assert len({request.prompt for request in server.backend.requests}) == 1
-
-
 async def test_the_way_before_tools(server):
     server.backend.say(CALLS[0]["arguments"])
     asked = {"functions": [WEATHER["function"]], "function_call": {"name": "weather"}}

@@ -1,6 +1,7 @@
 """Demanded tool calls and formats on real nodes: valid whatever the model prefers."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -109,6 +110,46 @@ def test_calls_of_strict_tools_are_valid_if_they_come(three: Cluster) -> None:
     for name, arguments in (call for calls in answers for call in calls):
         assert name == "get_weather"
         jsonschema.validate(arguments, FORECAST)
+
+
+def test_inputs_of_custom_tools_follow_their_grammars(three: Cluster) -> None:
+    node = three.nodes[-1]
+    steps = {
+        "syntax": "lark",
+        "definition": 'start: step (LF step){0,3}\nstep: ("go " | "turn ") SIDE\nSIDE: /left|右/\nLF: /\\n/',
+    }
+    date = {"syntax": "regex", "definition": "[0-9]{4}/[0-9]{2}"}
+    follows = {
+        "steps": re.compile(r"(go|turn) (left|右)(\n(go|turn) (left|右)){0,3}"),
+        "date": re.compile(r"\d{4}/\d{2}"),
+    }
+    given = {"steps": steps, "date": date}
+
+    def ask(seed: int) -> list[tuple[str, str]]:
+        more: Any = {"model": MODEL, "temperature": 2, "seed": seed}
+        chosen: Any = "required" if seed % 3 else {"type": "custom", "custom": {"name": "date"}}
+        tools: list[Any] = [
+            {"type": "custom", "custom": {"name": name, "format": {"type": "grammar", "grammar": grammar}}}
+            for name, grammar in given.items()
+        ]
+        chat = node.post("/v1/chat/completions", {"messages": MESSAGES, "tools": tools, "tool_choice": chosen, **more})
+        (call,) = chat.json["choices"][0]["message"]["tool_calls"]
+        tools = [
+            {"type": "custom", "name": name, "format": {"type": "grammar", **grammar}}
+            for name, grammar in given.items()
+        ]
+        chosen = chosen if seed % 3 else {"type": "custom", "name": "date"}
+        (item,) = node.post("/v1/responses", {"input": "Hello", "tools": tools, "tool_choice": chosen, **more}).json[
+            "output"
+        ]
+        return [(call["custom"]["name"], call["custom"]["input"]), (item["name"], item["input"])]
+
+    with ThreadPoolExecutor(4) as pool:
+        calls = [call for calls in pool.map(ask, range(12)) for call in calls]
+    for name, text in calls:
+        assert follows[name].fullmatch(text), (name, text)
+    assert {name for name, _ in calls} == {"steps", "date"}
+    assert len(set(calls)) > 6
 
 
 def test_formats_beside_free_answers(client: openai.OpenAI, stock: dict[str, str]) -> None:
