@@ -106,6 +106,13 @@ class Options:
         "keep KV of sessions on the disk, up to so many bytes, like 50GB; 0: none (default: a tenth of the free "
         "disk, up to 20GB)",
     )
+    kv_copies: str = _models(
+        "--kv-copies WHEN",
+        ("wired", "always", "never"),
+        "copy KV of sessions to the disk of another node while they grow: wired (not over Wi-Fi), always, never "
+        "(default: {})",
+        "wired",
+    )
     drafts: tuple[tuple[str, str], ...] = _models(
         "--draft [MODEL=]ID",
         values.draft,

@@ -161,6 +161,7 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "system": info.system,
         "memory": _memory(peer, view),
         "kv_on_disk": report.kv_disk,
+        "kv_uncopied": report.kv_uncopied,
         "preload": list(report.preload),
         "layers": [_layers(ring.model, stage) for ring, stage in placed],
         "loads": [_load(stage) for stage in report.stages if stage.loads],

@@ -198,6 +198,10 @@ class NodeReport:
     """In which it has loaded the model successfully since, are not among them."""
     kv_disk: int = 0
     """Bytes of KV on its disk, to two digits: it changes with every answer."""
+    kv_budget: int = 0
+    """Most bytes of KV on its disk; 0 if it keeps none, also of other nodes."""
+    kv_uncopied: int = 0
+    """Bytes of KV that another node is yet to have a copy of, to two digits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,8 @@ class Daemon:
             issues=(*self._upkeep.issues, *failed, *rings.issues(), *self._serving.head.issues()),
             aliases=tuple(Alias(*given) for given in self._options.aliases),
             kv_disk=int(float(f"{self._models.kv.store.bytes:.1e}")),
+            kv_budget=self._models.kv.store.budget if self._serving.stored else 0,
+            kv_uncopied=int(float(f"{self._models.copies.behind:.1e}")),
             presets=tuple(Preset(model, dict(given)) for model, given in self._options.presets),
             crashed=self._models.crashes.crashed(),
         )

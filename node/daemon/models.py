@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from node.cluster.agent import Agent
 from node.cluster.model_specs import ModelSpecs
 from node.core.errors import PippinError
 from node.core.models import DraftChoice, Shard
@@ -14,6 +16,7 @@ from node.daemon.network import Network
 from node.engine.compute import Compute
 from node.engine.trials import Trials
 from node.host.crashes import Crashes
+from node.kv.copies import Keeper, KvCopies, keeper_of
 from node.kv.exchange import KvExchange
 from node.kv.store import KvStore
 from node.model.catalogue import Catalogue, lm_studio
@@ -71,6 +74,7 @@ class Models:
         )
         store = KvStore(directory / "kv", options.kv_disk)
         self.kv = KvExchange(store, pools.offers, client, agent.with_kv, agent.is_member)
+        self.copies = KvCopies(self.kv, partial(_keeper, agent, options.kv_copies))
         self.crashes = Crashes(directory)
         self.grammars = Grammars(sandboxes, options.grammar_timeout)
         self.preload: tuple[str, ...] = ()
@@ -111,3 +115,11 @@ class Models:
         except (PippinError, OSError) as error:
             log.error("--model %s: %s", model, error)
             return model
+
+
+def _keeper(agent: Agent, copies: str, before: str) -> Keeper | None:
+    """See KvCopies. `copies`: of the options."""
+    if copies == "never":
+        return None
+    wireless = copies == "always"
+    return keeper_of(agent.info.id, agent.alive(), agent.book.address_of, before, wireless=wireless)

@@ -51,7 +51,7 @@ class Serving:
             step_timeout_s=options.step_timeout,
             guesses=options.guesses,
         )
-        self.stored = None if options.kv_disk == 0 else StoredKv(models.kv, compute, pools.kv)
+        self.stored = None if options.kv_disk == 0 else StoredKv(models.kv, compute, pools.kv, models.copies)
         fetch, marked = models.of_shard, models.crashes.loading
         self.rings = Rings(agent, compute, client, fetch, models.grammars, limits, self.stored, marked)
         self.head = Head(

@@ -8,15 +8,16 @@ import asyncio
 import io
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from node.core.clock import now
-from node.core.errors import NotAdmitted, Overloaded, PeerTimeout, PeerUnavailable, PippinError
+from node.core.errors import BadRequest, NotAdmitted, Overloaded, PeerTimeout, PeerUnavailable, PippinError
 from node.core.frames import Tensor
 from node.core.nodes import Address, Caller
 from node.core.pool import Pool
+from node.core.units import format_bytes
 from node.kv.blocks import NAME_BYTES, Damaged, Kv, decode, encode, names_of
 from node.kv.store import KvStore
 from node.rpc.client import RpcClient
@@ -27,6 +28,11 @@ MAX_READERS = 8
 """Streams of KV that are sent at once."""
 MAX_READERS_OF_ONE = 4
 """Of those, to one node."""
+MAX_WRITERS, MAX_WRITERS_OF_ONE = 4, 2
+"""Copies that are received at once, each of which is in memory until it is written. A node sends one after the other."""
+MAX_COPIED_BYTES = 256 << 20
+"""Of a block that is copied: 1 MB for each token in one stage's caches."""
+MAX_CACHES = 1 << 16
 _MAX_SPANS = 16384
 _SILENCE_S = 60.0
 """Time for which a node that did not answer is not asked again: each prompt would wait for it."""
@@ -45,6 +51,7 @@ class KvExchange:
     """The other nodes of the cluster that have KV on their disks."""
     is_member: Callable[[Caller], bool]
     _readers: Counter[str] = field(default_factory=Counter[str])
+    _writers: Counter[str] = field(default_factory=Counter[str])
     _silent: dict[Address, float] = field(default_factory=dict[Address, float])
     """Nodes that did not answer, and until when they are not asked."""
     _turns: defaultdict[Address, asyncio.Semaphore] = field(
@@ -76,6 +83,43 @@ class KvExchange:
                 yield await self.pool.run(_joined, name, kv)
         finally:
             self._readers -= Counter((reader,))  # without those that have none left
+
+    async def keep(self, model: str, chain: bytes, parts: AsyncIterator[bytes], caller: Caller) -> None:
+        """See KvHandler."""
+        self._check(caller)
+        writer = caller.node or caller.address
+        if self._writers.total() >= MAX_WRITERS or self._writers[writer] >= MAX_WRITERS_OF_ONE:
+            raise Overloaded(
+                f"Copies of KV come {self._writers.total()} times already, {self._writers[writer]} times from {writer}."
+            )
+        self._writers[writer] += 1
+        try:
+            data = bytearray()
+            async for part in parts:
+                data += part
+                if len(data) > MAX_COPIED_BYTES:
+                    raise BadRequest(f"A copy of a block of KV has more than {MAX_COPIED_BYTES:,} bytes.")
+            await self.pool.run(self._keep, model, names_of(chain), data)
+        finally:
+            self._writers -= Counter((writer,))
+
+    def _keep(self, model: str, names: list[str], data: bytearray) -> None:
+        try:
+            kv = _decoded(data, names[-1], range(MAX_CACHES))
+            if not kv or len(kv) < max(kv) + 1 - min(kv):
+                raise Damaged(f"it has {len(kv)} caches, up to {max(kv, default=0)}")
+        except (Damaged, IndexError) as error:
+            raise BadRequest(f"A copy of a block of KV can't be kept: {error}.") from error
+        self.store.write(model, names[-1], kv)
+        if len(self.store.held(names[-1], kv)) < len(kv):
+            raise Overloaded(f"A copy of a block of KV of {format_bytes(len(data))} has no room on the disk here.")
+        self.store.used(names)
+
+    async def discard(self, chain: bytes, caller: Caller) -> None:
+        """See KvHandler."""
+        self._check(caller)
+        for name in names_of(chain):
+            await self.pool.run(self.store.discard, name, f"a device of {caller.node or caller.address} has failed")
 
     def _check(self, caller: Caller) -> None:
         if not self.is_member(caller):

@@ -145,12 +145,12 @@ class KvStore:
                 self._delete(part)
         return found
 
-    def discard(self, name: str) -> None:
-        """Delete a block that does not fit its model. Blocks on the disk."""
+    def discard(self, name: str, why: str) -> None:
+        """Delete a block that is of no use, or wrong. Blocks on the disk."""
         with self._lock:
             parts = list(self._parts.get(name, ()))
         if parts:
-            log.warning("KV on the disk is ignored: block %s does not fit its model", name)
+            log.warning("KV on the disk is ignored: block %s: %s", name, why)
         for part in parts:
             self._delete(part)
 
@@ -177,7 +177,8 @@ class KvStore:
         if (size := sum(map(len, parts))) > self.budget:
             return
         path = self._folder(model) / f"{name}.{first}-{end}.safetensors"
-        unfinished, removed = path.with_suffix(_UNFINISHED), self._removed
+        # Two peers may send one block at once.
+        unfinished, removed = path.with_suffix(f".{threading.get_ident()}{_UNFINISHED}"), self._removed
         self._make_room(size)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

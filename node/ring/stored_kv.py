@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from node.core.clock import now
 from node.core.errors import Overloaded, PippinError
@@ -22,12 +22,11 @@ from node.engine.compute import Compute
 from node.engine.kv_blocks import Block
 from node.engine.runner import Runner
 from node.kv.blocks import BLOCK, names_of
+from node.kv.copies import KvCopies
 from node.kv.exchange import KvExchange, part_of, sources
 
 if TYPE_CHECKING:
     from node.ring.taking import Part
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,8 @@ class StoredKv:
     compute: Compute
     pool: Pool
     """Reads and writes the disk."""
+    copies: KvCopies
+    """Of what is stored, at another node."""
     _unstored: list[_Sequence] = field(default_factory=list[_Sequence])
     """The first one is being stored, until it is no longer in the list."""
     _stored: Signal = field(default_factory=Signal)
@@ -93,18 +94,24 @@ class StoredKv:
             await asyncio.wait([self._storing], timeout=FLUSH_S)
         with suppress(Overloaded):
             await self.pool.run(self.exchange.store.drop_written)
+        await self.copies.recall()
 
     async def _store_all(self) -> None:
         while self._unstored:
             sequence = self._unstored[0]
             try:
                 await self._store(sequence)
+                self._copy(sequence)
             except (PippinError, *MLX_ERRORS) as error:
                 log.warning("KV of %s is not stored: %s", sequence.model, error)
             if sequence in self._unstored:
                 self._unstored.remove(sequence)
             del sequence  # it holds the weights
             self._stored.notify()
+
+    def _copy(self, sequence: _Sequence) -> None:
+        runner, op = sequence.runner, sequence.op
+        self.copies.add(op.number, sequence.model, op.chain, runner.blocks_of, runner.block_bytes)
 
     async def _store(self, sequence: _Sequence) -> None:
         runner, op = sequence.runner, sequence.op
@@ -146,7 +153,7 @@ class StoredKv:
             return 0
         whole = await self.compute.run_pieces(runner.restore(asked.number, blocks))
         if whole is not None and whole < len(blocks):
-            self._begin(self.exchange.store.discard, names_of(asked.chain)[whole])
+            self._begin(self.exchange.store.discard, names_of(asked.chain)[whole], "it does not fit its model")
         if whole:
             log.info("took KV of %d tokens from disk in %.2f s", whole * BLOCK, now() - begun)
         return (whole or 0) * BLOCK
@@ -175,10 +182,10 @@ class StoredKv:
         self._begin(self.exchange.store.used, names[:whole])
         return blocks[: min(whole, part.reach // BLOCK)]
 
-    def _begin(self, job: Callable[[T], object], what: T) -> None:
+    def _begin(self, job: Callable[..., object], *args: object) -> None:
         """A job of the disk for which nobody waits, as a disk may hang."""
         with suppress(Overloaded):
-            self.pool.submit(job, what)
+            self.pool.submit(job, *args)
 
     async def _read(self, names: Sequence[str], caches: range, part: "Part", blocks: Sequence[Block]) -> None:
         """Read what is on this node's disk, as long as that is not overloaded."""

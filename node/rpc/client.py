@@ -46,6 +46,8 @@ RESPONSE_TIMEOUT_S = 60.0
 """For a whole response of MAX_RESPONSE_BYTES: a peer that sends it byte by byte would otherwise hold its place for ever."""
 MAX_RESPONSE_BYTES = 64 * 2**20
 """As many as a node keeps of all responses together."""
+COPY_PART = 128 * 1024
+"""Bytes of a copy that are sent at once: a frame may have to wait behind them."""
 BANDWIDTH_BYTES = 4 * 2**20
 """Payload by which a path's bandwidth is measured: as large as the hidden states of a chunk of a prompt."""
 _FIRST_BYTES = 256 * 1024
@@ -285,6 +287,24 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
                 if part.ends:
                     yield block
                     block = bytearray()
+
+    async def keep_kv(self, peer: Address, model: str, chain: bytes, block: bytes, bytes_per_s: float) -> None:
+        """As KvHandler.keep; the block is sent at most at this rate."""
+
+        async def parts() -> AsyncGenerator[serving_pb2.KvCopy, None]:
+            for begin in range(0, len(block), COPY_PART):
+                data = block[begin : begin + COPY_PART]
+                yield serving_pb2.KvCopy(model="" if begin else model, chain=b"" if begin else chain, data=data)
+                await asyncio.sleep(len(data) / bytes_per_s)
+
+        stub = KvStub(self._channel(peer, "copies"))
+        with calling(peer.target):
+            await stub.Keep(parts(), timeout=STALL_TIMEOUT_S + len(block) / bytes_per_s)
+
+    async def discard_kv(self, peer: Address, chain: bytes) -> None:
+        stub = KvStub(self._channel(peer, "copies"))
+        with calling(peer.target):
+            await stub.Discard(serving_pb2.KvQuery(chain=chain), timeout=CALL_TIMEOUT_S)
 
     def link(self, peer: Address, on_broken: Callable[[PippinError], None]) -> FrameLink:
         return FrameLink(self._channel(peer, "frames"), FRAMES_METHOD, peer.target, on_broken)

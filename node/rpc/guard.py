@@ -1,6 +1,6 @@
 """Interceptor of all methods of the gRPC server: admits callers, limits messages, and answers errors."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -47,7 +47,8 @@ class Guard(grpc.aio.ServerInterceptor):
             return None  # unknown method; gRPC answers
         read, write = handler.request_deserializer, handler.response_serializer
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._answering(handler.stream_unary, lambda frames: frames))
+            each = partial(_messages, read) if read else _as_they_are
+            return grpc.stream_unary_rpc_method_handler(self._answering(handler.stream_unary, each), None, write)
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(self._streaming(handler.unary_stream, read), None, write)
         take = partial(_message, read)
@@ -110,6 +111,15 @@ def check_sender(node: str, caller: Caller) -> None:
     """Raises NotAdmitted if the caller speaks for another node. Without a secret this cannot be verified."""
     if caller.node and caller.node != node:
         raise NotAdmitted(f"Node {caller.node} at {caller.address} sent a message as node {node!r:.60}.")
+
+
+def _as_they_are(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    return frames
+
+
+async def _messages(read: Read, stream: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    async for data in stream:
+        yield _message(read, data)
 
 
 def _message(read: Read, data: bytes) -> Any:

@@ -89,3 +89,9 @@ class KvHandler(Protocol):
 
     def read(self, chain: bytes, caches: range, caller: Caller) -> AsyncGenerator[bytes, None]:
         """Yield these caches of these blocks in their order, until one is not whole. Raises NotAdmitted, Overloaded."""
+
+    async def keep(self, model: str, chain: bytes, parts: AsyncIterator[bytes], caller: Caller) -> None:
+        """Write a copy of a block, the last one of the chain, to the disk. Raises NotAdmitted, BadRequest, Overloaded."""
+
+    async def discard(self, chain: bytes, caller: Caller) -> None:
+        """Delete these blocks. Raises NotAdmitted."""

@@ -51,6 +51,8 @@ KV_PART = 1 << 20
 """Bytes of KV in one message."""
 KV_READ_S = 60.0
 """Time after which KV is sent no more: a peer that does not read would keep its place. It wants it in much less."""
+KV_KEEP_S = 120.0
+"""Time after which a copy of a block is not waited for: a peer that sends nothing would keep its place."""
 FRAMES_METHOD = "/pippin.serving.RingLink/Frames"
 
 
@@ -241,6 +243,22 @@ class _Kv(KvServicer):
                 for begin in range(0, len(data), KV_PART):
                     part = data[begin : begin + KV_PART]
                     yield serving_pb2.KvPart(data=part, ends=begin + KV_PART >= len(data))
+
+    async def Keep(self, requests: AsyncIterator[serving_pb2.KvCopy], context: Context) -> serving_pb2.KvKept:
+        first = await anext(requests, serving_pb2.KvCopy())
+
+        async def parts() -> AsyncGenerator[bytes, None]:
+            yield first.data
+            async for part in requests:
+                yield part.data
+
+        async with asyncio.timeout(KV_KEEP_S), aclosing(parts()) as data:
+            await self._handler.keep(first.model, first.chain, data, caller_of(context))
+        return serving_pb2.KvKept()
+
+    async def Discard(self, request: serving_pb2.KvQuery, context: Context) -> serving_pb2.KvKept:
+        await self._handler.discard(request.chain, caller_of(context))
+        return serving_pb2.KvKept()
 
 
 def _frames_handler(serving: ServingHandler) -> grpc.GenericRpcHandler:

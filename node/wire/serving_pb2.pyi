@@ -41,6 +41,20 @@ class KvPart(_message.Message):
     ends: bool
     def __init__(self, data: _Optional[bytes] = ..., ends: _Optional[bool] = ...) -> None: ...
 
+class KvCopy(_message.Message):
+    __slots__ = ("model", "chain", "data")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    chain: bytes
+    data: bytes
+    def __init__(self, model: _Optional[str] = ..., chain: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class KvKept(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs")
     class LogitBiasEntry(_message.Message):

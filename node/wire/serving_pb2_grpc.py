@@ -317,6 +317,16 @@ class KvStub:
                 request_serializer=node_dot_wire_dot_serving__pb2.KvQuery.SerializeToString,
                 response_deserializer=node_dot_wire_dot_serving__pb2.KvPart.FromString,
                 _registered_method=True)
+        self.Keep = channel.stream_unary(
+                '/pippin.serving.Kv/Keep',
+                request_serializer=node_dot_wire_dot_serving__pb2.KvCopy.SerializeToString,
+                response_deserializer=node_dot_wire_dot_serving__pb2.KvKept.FromString,
+                _registered_method=True)
+        self.Discard = channel.unary_unary(
+                '/pippin.serving.Kv/Discard',
+                request_serializer=node_dot_wire_dot_serving__pb2.KvQuery.SerializeToString,
+                response_deserializer=node_dot_wire_dot_serving__pb2.KvKept.FromString,
+                _registered_method=True)
 
 
 class KvServicer:
@@ -336,6 +346,20 @@ class KvServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request_iterator, context):
+        """Has the node keep a copy of a block, in parts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Discard(self, request, context):
+        """Has the node delete these blocks: the device that computed them has failed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -348,6 +372,16 @@ def add_KvServicer_to_server(servicer, server):
                     servicer.Read,
                     request_deserializer=node_dot_wire_dot_serving__pb2.KvQuery.FromString,
                     response_serializer=node_dot_wire_dot_serving__pb2.KvPart.SerializeToString,
+            ),
+            'Keep': grpc.stream_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=node_dot_wire_dot_serving__pb2.KvCopy.FromString,
+                    response_serializer=node_dot_wire_dot_serving__pb2.KvKept.SerializeToString,
+            ),
+            'Discard': grpc.unary_unary_rpc_method_handler(
+                    servicer.Discard,
+                    request_deserializer=node_dot_wire_dot_serving__pb2.KvQuery.FromString,
+                    response_serializer=node_dot_wire_dot_serving__pb2.KvKept.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -404,6 +438,60 @@ class Kv:
             '/pippin.serving.Kv/Read',
             node_dot_wire_dot_serving__pb2.KvQuery.SerializeToString,
             node_dot_wire_dot_serving__pb2.KvPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/pippin.serving.Kv/Keep',
+            node_dot_wire_dot_serving__pb2.KvCopy.SerializeToString,
+            node_dot_wire_dot_serving__pb2.KvKept.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Discard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pippin.serving.Kv/Discard',
+            node_dot_wire_dot_serving__pb2.KvQuery.SerializeToString,
+            node_dot_wire_dot_serving__pb2.KvKept.FromString,
             options,
             channel_credentials,
             insecure,

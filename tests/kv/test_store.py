@@ -70,10 +70,10 @@ def test_a_block_that_does_not_fit_its_model_goes_with_all_its_caches(store: KvS
     for first in (0, 2):
         store.write("some/model", NAMES[0], kv(first, first + 2))
     store.write("some/model", NAMES[1], kv(0, 2))
-    store.discard(NAMES[0])
+    store.discard(NAMES[0], "it does not fit")
     assert not store.parts(NAMES[0])
     assert only_file(tmp_path).name == f"{NAMES[1]}.0-2.safetensors"
-    store.discard(NAMES[0])
+    store.discard(NAMES[0], "it does not fit")
 
 
 def test_single_caches_of_a_block_are_read_from_any_files_that_have_them(store: KvStore, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What was computed outlives the ring, its cut and all processes: the next turn of a long chat takes its KV from the nodes' disks."""
 
+import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -50,8 +52,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
 
 
 def stored(cluster: Cluster, node: Node) -> int:
-    """How many blocks a node has on its disk."""
-    return len(list((cluster.directory / node.name / "kv").glob("*/*.safetensors")))
+    """Of how many blocks a node has the caches of both stages on its disk: its own, and copies, or copies only."""
+    files = (cluster.directory / node.name / "kv").glob("*/*.safetensors")
+    stages = Counter(file.name.split(".")[1] for file in files)
+    return min(stages.values()) if len(stages) == 2 else 0
 
 
 def first_turn(cluster: Cluster, undisturbed: tuple[dict[str, Any], dict[str, Any]]) -> int:
@@ -112,6 +116,28 @@ def killed_and_started(cluster: Cluster) -> Node:
     again = [cluster.launch("--model", MODEL, "--stages", "2", name=node.name) for node in nodes]
     cluster.ready(*(node.started() for node in again), stages=2)
     return again[0]
+
+
+def test_what_a_killed_node_has_computed_comes_from_the_copy_at_another(
+    cluster: Cluster, undisturbed: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    nodes = cluster.start(3, "--model", MODEL, "--stages", "2")
+    ring = cluster.ring(cluster.ready(*nodes, stages=2))
+    prompt_blocks = int(undisturbed[0]["usage"]["prompt_tokens"]) // BLOCK
+    # The one without layers answers, and keeps the copies of both stages.
+    idle = next(node for node in nodes if node not in ring)
+    body = {**chat_body("", stream=True), "messages": FIRST, "max_tokens": 2000, "temperature": 0, "ignore_eos": True}
+    with idle.request("POST", "/v1/chat/completions", body) as response:
+        until(lambda: stored(cluster, idle) > prompt_blocks, "more than the prompt is at the idle node")
+        ring[1].kill()
+        until(lambda: "took KV of" in idle.written, "the successor takes it from there")
+        assert response.status == 200
+    taken = int(re.findall(r"took KV of (\d+) tokens", idle.written)[0])
+    assert taken > prompt_blocks * BLOCK
+    cluster.ready(ring[0], idle, stages=2)
+    second = turn(idle, next_messages(undisturbed[0]))
+    assert text(second) == text(undisturbed[1])
+    assert cached(second) >= prompt_blocks * BLOCK
 
 
 def test_a_node_starts_whatever_is_in_the_place_of_its_kv(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ from node.core.frames import Store
 from node.core.models import ModelVersion
 from node.core.pool import Pool
 from node.kv.blocks import BLOCK, chain_of, encode, names_of
+from node.kv.copies import KvCopies
 from node.kv.exchange import KvExchange
 from node.kv.store import KvStore
 from node.ring.stored_kv import StoredKv
@@ -41,7 +42,7 @@ class Runner:
 def made(store: KvStore) -> StoredKv:
     pool: Any = Pool("kv", 1, 64)
     exchange: Any = KvExchange(store, pool, None, lambda: (), lambda _: True)  # type: ignore[arg-type]
-    return StoredKv(exchange, Compute(), pool)  # type: ignore[arg-type]
+    return StoredKv(exchange, Compute(), pool, KvCopies(exchange, lambda _: None))  # type: ignore[arg-type]
 
 
 def begin(stored: StoredKv, runner: Any, chain: bytes) -> None:

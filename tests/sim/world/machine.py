@@ -19,9 +19,10 @@ from node.core.generation import GenerateRequest, TokenEvent
 from node.core.logs import RecentLines
 from node.core.models import DraftChoice, HeldModel, ModelSpec, Shard
 from node.core.nodes import Memory, NodeInfo
-from node.core.reports import NodeReport
+from node.core.reports import NodeReport, Path
 from node.core.rings import Ring
 from node.gateway.router import Router
+from node.kv.copies import Keeper, KvCopies, keeper_of
 from node.kv.exchange import KvExchange
 from node.kv.store import KvStore
 from node.members.address_book import AddressBook
@@ -217,6 +218,7 @@ class Process:
         store = KvStore(directory, self.world.kv_budget)
         store.open()
         self.kv = KvExchange(store, pool, client, self.agent.others, self.agent.is_member)
+        self.copies = KvCopies(self.kv, self._keeper)
         self.rings = Rings(
             self.agent,
             compute,
@@ -230,7 +232,7 @@ class Process:
                 step_timeout_s=60,
                 guesses=self.world.guesses,
             ),
-            StoredKv(self.kv, compute, pool),
+            StoredKv(self.kv, compute, pool, self.copies),
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         allowlist = Allowlist(self.agent, ())
@@ -278,7 +280,16 @@ class Process:
             drafts=(DraftChoice(MODEL, DRAFT.id),) if self.world.has_draft else (),
             min_stages=self.world.min_stages,
             speeds=self.rings.speeds(),
+            kv_budget=self.kv.store.budget,
+            kv_uncopied=self.copies.behind,
         )
+
+    def _keeper(self, before: str) -> Keeper | None:
+        """Nothing measures the paths of this world."""
+        alive = self.agent.alive()
+        paths = tuple(Path(each.info.id, each.info.addresses[0], 1.0, kind="ethernet") for each in alive)
+        told = [replace(each, paths=paths) if each.info.id == self.name else each for each in alive]
+        return keeper_of(self.name, told, self.book.address_of, before, wireless=False)
 
     def _release(self, model: str) -> None:
         self._has_released = True

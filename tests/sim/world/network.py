@@ -269,6 +269,15 @@ class SimClient:
         for block in await self._call(peer, handle, 30.0):
             yield self._net.arrived(block)
 
+    async def keep_kv(self, peer: Address, model: str, chain: bytes, block: bytes, bytes_per_s: float) -> None:
+        async def parts() -> AsyncGenerator[bytes, None]:
+            yield block
+
+        await self._call(peer, lambda process: process.kv.keep(model, chain, parts(), self.caller), 30.0)
+
+    async def discard_kv(self, peer: Address, chain: bytes) -> None:
+        await self._call(peer, lambda process: process.kv.discard(chain, self.caller), 5.0)
+
     async def _call(
         self, peer: Address, handle: Callable[[Process], Coroutine[Any, Any, Any]], timeout_s: float
     ) -> Any:
