@@ -112,7 +112,7 @@ def _restarts(model: Path, options: argparse.Namespace) -> list[Row]:
                 rows.append({"side": "restarts", **row})
                 print(rows[-1], flush=True)
                 first = first or answer
-                wanted = stages * (answer.prompt_tokens // BLOCK)
+                wanted = 2 * stages * (answer.prompt_tokens // BLOCK)  # with a copy of each
                 deadline = time.monotonic() + FREE_S
                 while len({*Path(scratch).glob("*/kv/*/*.safetensors")}) < wanted and time.monotonic() < deadline:
                     time.sleep(0.1)

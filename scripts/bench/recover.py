@@ -26,6 +26,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import figures
 import prompts
 import sse
 import victims
@@ -51,20 +52,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", default=victims.MODEL, metavar="ID", help="default: %(default)s")
     add("--models-dir", type=Path, metavar="DIR", help="directory of the model's folder")
     add(
-        "--prompt-words",
-        type=int,
-        default=0,
-        metavar="N",
-        help="random words in front of each prompt, for long sessions",
+        "--contexts",
+        type=figures.numbers,
+        default=[0],
+        metavar="N,N",
+        help="random words in front of each prompt, for long sessions (default: none)",
     )
+    add("--kv-copies", default="wired", metavar="WHEN", help="of the nodes (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> list[Row]:
     with (
         tempfile.TemporaryDirectory(prefix="pippin-recover-") as directory,
-        victims.running(Path(directory), 3, 2, options.model, options.models_dir) as cluster,
+        victims.running(
+            Path(directory), 3, 2, options.model, options.models_dir, ("--kv-copies", options.kv_copies)
+        ) as cluster,
     ):
-        rows = asyncio.run(_measure(cluster, options))
+        rows = [row for words in options.contexts for row in asyncio.run(_measure(cluster, options, words))]
     report(f"Losses while {options.streams} streams run; seconds", rows)
     return rows
 
@@ -75,19 +79,20 @@ class Loss:
     lost: int
 
 
-async def _measure(cluster: Cluster, options: argparse.Namespace) -> list[Row]:
+async def _measure(cluster: Cluster, options: argparse.Namespace, words: int) -> list[Row]:
+    """`words` in front of each prompt."""
     contents = [
-        f"{prompts.text(options.prompt_words) if options.prompt_words else ''} Count from {n + 1} to 100".strip()
-        for n in range(options.streams)
+        f"{prompts.text(words) if words else ''} Count from {n + 1} to 100".strip() for n in range(options.streams)
     ]
-    undisturbed = [(await _stream(cluster, n, content)).text for n, content in enumerate(contents)]
+    answers = [await _stream(cluster, n, content) for n, content in enumerate(contents)]
+    undisturbed = [answer.text for answer in answers]
     rows = []
     for kind in options.kinds.split(","):
         losses = []
         for _ in range(options.losses):
             losses.append(await _lose(cluster, kind, contents, undisturbed))
             print(".", end="", file=sys.stderr, flush=True)
-        rows.append(_row(kind, losses))
+        rows.append({"words": words, **_row(kind, losses)})
         report(f"{kind}, while {options.streams} streams run; seconds", rows[-1:])
     return rows
 

@@ -63,6 +63,8 @@ class Cluster:
     stages: int
     model: str = MODEL
     models_dir: Path | None = None
+    options: Sequence[str] = ()
+    """More of them, for each node."""
     nodes: dict[str, Victim] = field(default_factory=dict)
 
     @property
@@ -82,6 +84,7 @@ class Cluster:
             *("--data-dir", str(self.directory / name), "--model", self.model),
             *("--stages", str(self.stages), "--memory", memory),
             *(("--models-dir", str(self.models_dir)) if self.models_dir else ()),
+            *self.options,
         ]
         with log.open("ab") as out:
             process = processes.start_node(arguments, out)
@@ -154,9 +157,14 @@ def wait(ask: Callable[[], Found | None], within_s: float, what: str) -> Found:
 
 @contextlib.contextmanager
 def running(
-    directory: Path, others: int, stages: int, model: str = MODEL, models_dir: Path | None = None
+    directory: Path,
+    others: int,
+    stages: int,
+    model: str = MODEL,
+    models_dir: Path | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Cluster]:
-    cluster = Cluster(directory, stages, model, models_dir)
+    cluster = Cluster(directory, stages, model, models_dir, options)
     try:
         cluster.start(others)
         cluster.ready()
