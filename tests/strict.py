@@ -202,7 +202,7 @@ def check_stream(path: str, body: bytes) -> None:
     chunks = [json.loads(data) for data in told]
     for chunk in chunks:
         strictly(kind, chunk)
-    _check_chunks(chunks, ended=last == b"[DONE]", chat=kind is ChatCompletionChunk)
+    _check_chunks(chunks, ended=last == b"[DONE]", chat=kind is ChatChunk)
 
 
 def _data(event: bytes) -> bytes:
