@@ -182,7 +182,7 @@ class Driver:
                 pipeline.open()
                 await pipeline.send(pipeline.frame(held=self._held))
                 continue
-            if await self._guessing.fill(self._compute, scheduler):
+            if await self._guessing.fill(self._compute, scheduler) or self._ended:
                 continue
             step = scheduler.next()
             self._asking.begin()

@@ -351,6 +351,39 @@ async def test_a_guess_waits_for_the_step_that_came_back_before_it() -> None:
     assert runner.most == 2, "one for each stage"
 
 
+async def test_nothing_is_done_with_the_caches_of_a_ring_that_ends_while_its_source_guesses() -> None:
+    """They have been freed, or left to the next ring."""
+    late: list[str] = []
+
+    class Watched(FirstRunner):
+        def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
+            late.extend(["begin"] if driver._ended else [])
+            return super().begin(frame, tokens)
+
+        def finish(self, _frame: Frame, draws: Sequence[Draw], _following: Following) -> Verdict:
+            """It begins no step, so none is in flight while the source guesses."""
+            self.finished += 1
+            return Verdict([Sampled(100 + draw.position) for draw in draws])
+
+        def apply(self, ops: Sequence[CacheOp]) -> None:
+            late.append(f"apply {ops}")
+
+    class Slow(Guessing):
+        async def fill(self, *_: Any) -> bool:
+            if driver.traffic().running and runner.finished > 3:
+                driver.give_up(RingLost("The ring was replaced."))
+                await asyncio.sleep(0)
+            return False
+
+    runner = Watched()
+    async with first_of_two(runner, at_once, Slow()) as driver:
+        with pytest.raises(RingLost):
+            await answer(driver, (7, 8), 50)
+        assert driver._running
+        await asyncio.wait_for(driver._running, PATIENCE_S)
+    assert not late
+
+
 async def test_each_request_asks_what_the_steps_of_the_rings_family_cost_by_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
