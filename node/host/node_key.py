@@ -6,6 +6,7 @@ The id is the public key as a compressed point (SEC 1, section 2.3.3; 33 bytes) 
 
 import base64
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -52,6 +53,8 @@ def from_pem(pem: bytes) -> NodeKey:
         key = load_pem_private_key(pem, password=None)
     except TypeError as error:
         raise ValueError("it is encrypted") from error
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
     if isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1):
         return key
     raise ValueError("it is not a key of the curve P-256")

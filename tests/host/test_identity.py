@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,24 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, text):
     assert "Delete it" in caught.value.hint
     (tmp_path / "node.json").unlink()
     open_and_close(tmp_path)  # the failed call released its lock
+
+
+@pytest.mark.parametrize("name", ["node-key.pem", "node.json"])
+def test_whichever_bit_flips_a_node_starts_or_says_what_is_damaged(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(identity, "_sync", lambda _: None)  # a thousand times
+    open_and_close(tmp_path)
+    whole = {each: (tmp_path / each).read_bytes() for each in ("node-key.pem", "node.json")}
+    usable = 0
+    for at in range(len(whole[name])):
+        for bit in (at % 8, (at + 3) % 8, (at + 6) % 8):
+            broken = bytearray(whole[name])
+            broken[at] ^= 1 << bit
+            for each, data in (whole | {name: bytes(broken)}).items():
+                (tmp_path / each).write_bytes(data)
+            with suppress(DataDirectoryUnusable):
+                open_and_close(tmp_path)
+                usable += 1
+    assert usable < len(whole[name]) * 2
 
 
 @pytest.mark.parametrize("count", [-1, (1 << 53) - 1, 1 << 52, 1 << 64])

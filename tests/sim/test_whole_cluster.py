@@ -29,6 +29,7 @@ FAULTS = {
     "bits flipped on the wire",
     "files half written by kills",
     "files lost or torn by power cuts",
+    "terms lost by power cuts",
 }
 """Those of disks, clocks and single bits, all of which must have happened."""
 

@@ -130,6 +130,9 @@ class Machine:
             self.world.tell(f"{self.name} loses power")
             self.world.faults["power cuts"] += 1
             self.disk.lose_power()
+            if self.world.of_disks.random() < 0.2:  # a disk that told that it has what it has not
+                self.term = self.world.of_disks.randrange(self.term + 1)
+                self.world.faults["terms lost by power cuts"] += 1
             self.process, self.powered = None, False
             process.loop.dead = True
             self.world.net.review()
