@@ -1,14 +1,11 @@
 """`node`: starts a node of a cluster; or Node.js, where it is called as Node.js is called.
 
-The imports that take a while come after the handler of signals, so that no Ctrl-C ends in a traceback.
+Imports come after the handler of signals, but for modules that Python has loaded already, so that no Ctrl-C ends in a traceback.
 """
 
 import os
 import signal
 import sys
-from typing import NoReturn
-
-from node.host.nodejs import become_nodejs, has_program_on_stdin, other_node
 
 EXIT_INTERRUPTED = 130
 
@@ -17,6 +14,8 @@ def main() -> None:
     """The program `node`. Its first argument decides which of the two is meant."""
     _end_on_signals()
     if _is_for_nodejs(sys.argv[1:]):
+        from node.host.nodejs import become_nodejs  # noqa: PLC0415
+
         become_nodejs(sys.argv[1:])
     start()
 
@@ -39,6 +38,8 @@ def start() -> None:
 
 def _is_for_nodejs(args: list[str]) -> bool:
     """Whether they are a script with its arguments, begin with a flag that Pippin does not know, or come with a program."""
+    from node.host.nodejs import has_program_on_stdin, other_node  # noqa: PLC0415
+
     if not args or args == ["--check"]:
         return has_program_on_stdin()
     flag = args[0].partition("=")[0]
@@ -60,7 +61,7 @@ def _end_on_signals() -> None:
             signal.signal(number, _end)
 
 
-def _end(*_: object) -> NoReturn:
+def _end(*_: object) -> None:
     os.write(2, b"node: stopped before it had started.\n")
     os._exit(0)  # an exception would be told as ignored where an import is inside a callback or a finalizer
 

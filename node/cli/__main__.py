@@ -20,11 +20,11 @@ from node.core.usage import run
 EXIT_ERROR, EXIT_NO_NODE = 1, 3
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, name: str = "cluster") -> int:
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        return int(run(cluster, argv) or 0)
+        return int(run(cluster, argv, name=name) or 0)
     except PippinError as error:
         complain(str(error))
         return EXIT_NO_NODE if isinstance(error, NoNode) else EXIT_ERROR

@@ -238,16 +238,6 @@ def doctor(api: Api, as_json: bool, node: str) -> int:
 
 
 @cluster.command
-@NODE
-@TIMEOUT
-@asks_node
-def drain(api: Api, node: str, timeout: float) -> int:
-    """Move a node's work to other nodes, and wait until it holds none."""
-    drained = str(api.ask("POST", _path("nodes", node, "/drain"))["node"])
-    return _wait_until(api, timeout, lambda status: undrained(status, drained), "drained", f"{node} is drained")
-
-
-@cluster.command
 @click.argument(
     "node",
     default="",
@@ -263,6 +253,16 @@ def logs(api: Api, node: str, lines: int, follow: bool) -> None:
     query = {"lines": lines, **({"node": node} if node else {}), **({"follow": "true"} if follow else {})}
     for line in api.lines("GET", f"/cluster/logs?{urlencode(query)}"):
         print(without_controls(line), flush=True)
+
+
+@cluster.command
+@NODE
+@TIMEOUT
+@asks_node
+def drain(api: Api, node: str, timeout: float) -> int:
+    """Move a node's work to other nodes, and wait until it holds none."""
+    drained = str(api.ask("POST", _path("nodes", node, "/drain"))["node"])
+    return _wait_until(api, timeout, lambda status: undrained(status, drained), "drained", f"{node} is drained")
 
 
 @cluster.command

@@ -19,7 +19,7 @@ _cluster() {
     COMPREPLY+=("$word")
   done < <(cluster complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
 }
-complete -o default -F _cluster cluster
+complete -o default -F _cluster cluster pippin
 """,
     "zsh": """\
 _cluster() {
@@ -27,10 +27,12 @@ _cluster() {
   found=("${(@f)$(cluster complete -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
   [[ -n $found ]] && compadd -a found
 }
-compdef _cluster cluster
+compdef _cluster cluster pippin
 """,
     "fish": """\
-complete -c cluster -f -a '(cluster complete -- (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
+for program in cluster pippin
+  complete -c $program -f -a '(cluster complete -- (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
+end
 """,
 }
 """Each is to be evaluated by its shell."""

@@ -28,19 +28,23 @@ def run(
     argv: Sequence[str] | None = None,
     meant: Mapping[str, str] = MappingProxyType({}),
     hint: str = "",
+    *,
+    name: str = "",
 ) -> Any:
     """What the command returns. `argv`: by default those of this process. Exits after --help, and with 2 if they are wrong.
 
-    `meant`: options of other programs, and the one that stands for each here. `hint`: about what resembles no option.
+    `meant`: options of other programs, and the one that stands for each here. `hint`: about what resembles no option. `name`:
+    of the program; by default the command's.
     """
     assert command.name
+    name = name or command.name
     try:
-        with command.make_context(command.name, list(sys.argv[1:] if argv is None else argv), **_SETTINGS) as context:
+        with command.make_context(name, list(sys.argv[1:] if argv is None else argv), **_SETTINGS) as context:
             return command.invoke(context)
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else command.name
+        path = error.ctx.command_path if error.ctx else name
         sys.stderr.write(f"{path}: {_told(error, meant, hint).rstrip('.')}. See {path} --help\n")
         sys.exit(EXIT_USAGE)
 

@@ -21,7 +21,7 @@ from node.model.file_names import DESCRIPTION, checked_revision, id_parts
 from node.model.formats import TAKE_ANOTHER
 from node.model.layouts import Layouts
 from node.model.scanner import Folder, FolderScanner
-from node.model.short_names import canonical, not_for_mlx, untagged
+from node.model.short_names import SHORT_NAMES, canonical, not_for_mlx, untagged
 from node.model.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -115,8 +115,11 @@ class Catalogue:
         if flaw := self.flaw(canonical(name)):
             raise flaw
         _check_name(name.strip())
-        near = difflib.get_close_matches(name.strip(), (*self._created, *elsewhere), n=1)
-        hint = f"Did you mean {near[0]}?" if near else "Write its hub id, `org/name`, or see `/v1/models`."
+        known = {each: each for each in SHORT_NAMES}
+        for model in (*self._created, *elsewhere):
+            known |= {model.lower(): model, model.lower().rpartition("/")[2]: model}
+        near = difflib.get_close_matches(name.strip().lower(), known, n=1)
+        hint = f"Did you mean {known[near[0]]}?" if near else "Write its hub id, `org/name`, or see `/v1/models`."
         raise ModelNotFound(f"There is no model {name.strip()!r} here.", hint=hint, param="model")
 
     def match(self, name: str, elsewhere: Sequence[str] = ()) -> str | None:

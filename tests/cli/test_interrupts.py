@@ -28,10 +28,21 @@ PROGRAMS = {
         [str(BIN / "cluster"), "status", "--api", "127.0.0.1:1"],
         ["node.cli", "click", "http", "node.cli.wait"],
     ),
-    "pippin": ([str(BIN / "pippin"), "cluster", "status"], ["node.cli.__main__", "json"]),
+    "pippin": ([str(BIN / "pippin"), "status"], ["node.cli.__main__", "json"]),
     "node": (
         [str(BIN / "node"), "--host", "127.0.0.1", "--no-mdns", "--api-port", "0"],
-        ["node.options", "click", "psutil", "node.start", "logging", "asyncio", "grpc", "node.daemon", "aiohttp"],
+        [
+            "node.host",
+            "node.options",
+            "click",
+            "psutil",
+            "node.start",
+            "logging",
+            "asyncio",
+            "grpc",
+            "node.daemon",
+            "aiohttp",
+        ],
     ),
     "check": ([str(BIN / "node"), "--check", "--quick"], ["node.check.command", "tempfile", "node.check.parts"]),
     "run": (

@@ -1,4 +1,5 @@
 import logging
+import re
 import shutil
 
 import pytest
@@ -138,6 +139,11 @@ def test_find(places, catalogue, make_model):
     with pytest.raises(ModelNotFound, match="Did you mean pippin-demo") as caught:
         catalogue.find("pipin-demo")
     assert caught.value.param == "model"
+    for typed, meant in (("Qwen3-8b-4bti", "mlx-community/Qwen3-8B-4bit"), ("lama-3.2-1b", "llama-3.2-1b")):
+        with pytest.raises(ModelNotFound, match=f"Did you mean {re.escape(meant)}?"):
+            catalogue.find(typed)
+    with pytest.raises(ModelNotFound, match="Write its hub id"):
+        catalogue.find("nothing-like-it-at-all")
 
 
 def test_the_tag_of_ollamas_clients_is_no_part_of_a_name(places, catalogue, make_model):

@@ -145,4 +145,7 @@ def test_pippin_names_its_programs(bin_directory: Path, tmp_path: Path) -> None:
     assert run(pippin, "node", "--version", cwd=tmp_path).startswith("pippin ")
     wrong = subprocess.run([str(pippin), "start"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert wrong.returncode == 2
-    assert "there is no 'start'" in wrong.stderr
+    assert "pippin: argument COMMAND: invalid choice: 'start' (choose from chat, run, " in wrong.stderr
+    assert wrong.stderr.endswith("See pippin --help\n")
+    assert run(pippin, "secret", "new", cwd=tmp_path).strip()
+    assert run(pippin, "status", "--help", cwd=tmp_path).startswith("Usage: pippin status ")
