@@ -105,7 +105,8 @@ class Election:
         """Head that this node follows now, maybe itself; empty if none; part of its reports."""
         self._accepted = ""
         """The only head accepted in this term. A restart may forget it, as the stages it commanded are gone, too."""
-
+        self._life = 0
+        """The incarnation in which it claimed this term."""
         self._before_claim = (term, "", "")
         """(Term, head, accepted head) before the last claim."""
 
@@ -128,7 +129,8 @@ class Election:
         if self.is_head:
             return self._defend(own, peers)
         head = peers.get(self.head)
-        if head and (head.term < self.term or _claims(head)):  # a report from before its claim does not count
+        # A report from before its claim does not count. After a restart it may have lost its term: its disk had not kept it.
+        if head and (_claims(head) or (head.term < self.term and head.info.incarnation == self._life)):
             return []
         lost: list[Effect] = [HeadLost(self.head, self.term)] if self.head else []
         self.head = ""
@@ -190,7 +192,8 @@ class Election:
         if self.is_head:
             effects.append(SteppedDown(self.term, f"{claim.info.name} is head of term {claim.term}"))
         self.term = claim.term
-        self.head = self._accepted = claim.info.id
+        self.head, self._life = claim.info.id, claim.info.incarnation
+        self._accepted = self.head
         return [*effects, Follow(self.head, self.term)]
 
     def _step_down(self, reason: str) -> list[Effect]:

@@ -98,6 +98,14 @@ def test_nobody_waits_for_a_head_that_restarted():
     assert follower("c", 7).tick(1.0, alive) == [HeadLost("c", 7), PersistTerm(8), BecameHead(8)]
 
 
+def test_nor_for_one_whose_disk_had_not_kept_its_term():
+    """It waits for them, as they know the cluster."""
+    before = node("c", 99, 6, fence=Fence())
+    restarted = replace(before, info=replace(before.info, incarnation=2))
+    alive = [node("b", fence=Fence(7, 3)), node("d", 8, 7, "c", Fence(7, 3)), restarted]
+    assert follower("c", 7).tick(1.0, alive) == [HeadLost("c", 7), PersistTerm(8), BecameHead(8)]
+
+
 def test_a_node_that_has_just_started_leaves_the_claim_to_those_that_know_the_cluster():
     alive = [node("b", 99), node("c", 8, 7, fence=Fence(7, 3))]
     assert settled(7).tick(0.0, alive) == []
