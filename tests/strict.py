@@ -21,6 +21,7 @@ from openai.types.responses import (
     Response,
     ResponseCustomToolCall,
     ResponseCustomToolCallOutput,
+    ResponseFailedEvent,
     ResponseItemList,
     ResponseStreamEvent,
 )
@@ -103,6 +104,12 @@ class ChatChunk(ChatCompletionChunk):
     choices: list[_ChunkChoice]  # type: ignore[assignment]
 
 
+class _Cancelled(ResponseFailedEvent):
+    """The package has no type for the end of a response that was cancelled."""
+
+    type: Literal["response.cancelled"]  # type: ignore[assignment]
+
+
 class _Embedding(Embedding):
     """A string if base64 was requested."""
 
@@ -129,8 +136,10 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
 EVENTS: Mapping[str, Any] = {
     r"/chat/completions": ChatChunk,
     r"/completions": _CompletionChunk,
-    r"/responses": ResponseStreamEvent,
+    r"/responses(/[^/]+)?": ResponseStreamEvent,
 }
+
+ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled", "error")
 
 ALWAYS: Mapping[type[BaseModel], frozenset[str]] = {
     ChatCompletionMessage: frozenset({"content", "refusal"}),
@@ -191,10 +200,10 @@ def check_stream(path: str, body: bytes) -> None:
     *blocks, end = body.split(b"\n\n")
     assert end == b"", "the last event lacks its blank line"
     events = [block for block in blocks if not block.startswith(b":")]
-    assert events, "a stream without events"
+    assert events or path.startswith("/responses/"), "a stream without events"
     (kind,) = (kind for pattern, kind in EVENTS.items() if re.fullmatch(pattern, path))
     if kind is ResponseStreamEvent:
-        _check_named(events)
+        _check_named(events, whole=path == "/responses")
         return
     *told, last = [_data(event) for event in events]
     if last != b"[DONE]":
@@ -212,15 +221,18 @@ def _data(event: bytes) -> bytes:
     return data
 
 
-def _check_named(events: Sequence[bytes]) -> None:
-    """Check a stream of /v1/responses: each event has its type as its name, and a number."""
-    for number, event in enumerate(events):
+def _check_named(events: Sequence[bytes], *, whole: bool) -> None:
+    """Check a stream of /v1/responses: each event has its type as its name, and a number. `whole`: the first one is 0."""
+    numbers = []
+    for event in events:
         name, data = event.split(b"\n")
         told = json.loads(_data(data))
         assert name == b"event: " + told["type"].encode()
-        assert told["sequence_number"] == number
-        strictly(ResponseStreamEvent, told)
-    assert told["type"] in ("response.completed", "response.incomplete", "response.failed", "error")
+        numbers.append(told["sequence_number"])
+        strictly(_Cancelled if told["type"] == "response.cancelled" else ResponseStreamEvent, told)
+    if whole or events:
+        assert numbers == list(range(0 if whole else numbers[0], numbers[-1] + 1))
+        assert told["type"] in ENDS
 
 
 def _check_chunks(chunks: Sequence[dict[str, Any]], *, ended: bool, chat: bool) -> None:

@@ -78,6 +78,8 @@ MAX_BACKGROUND_BYTES = 64 * 2**20
 """Maximum total bytes of their requests."""
 MAX_BACKGROUND_S = 6 * 3600.0
 """Maximum seconds of each."""
+MAX_EVENTS_BYTES = 64 * 2**20
+"""Maximum total bytes of the events that are kept of those that are streamed."""
 
 # --- connections ------------------------------------------------------------------------------------------------------
 

@@ -77,16 +77,16 @@ class EventStream:
         )
 
     async def send(self, event: Json) -> None:
-        await self._write(self._form.event(event))
+        await self.write(self._form.event(event))
 
     async def tell(self, progress: str) -> None:
         """Tell people how far what the stream waits for is, if it has been silent for a moment."""
         if asyncio.get_running_loop().time() >= self._written_at + self._timing.progress_s:
-            await self._write(self._form.waiting(progress))
+            await self.write(self._form.waiting(progress))
 
     async def done(self) -> None:
         """End the stream as OpenAI does."""
-        await self._write(b"data: [DONE]\n\n")
+        await self.write(b"data: [DONE]\n\n")
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncGenerator[None, None]:
@@ -107,12 +107,12 @@ class EventStream:
                 await asyncio.sleep(left if left > 0 else self._timing.keepalive_s)
                 continue
             try:
-                await self._write(self._form.waiting(self._awaited()))
+                await self.write(self._form.waiting(self._awaited()))
             except ConnectionError:
                 return  # the handler learns of it by its own next write, or is cancelled
 
-    async def _write(self, event: bytes) -> None:
-        """Return when the transport has taken the event, so that a client that does not read costs no more memory."""
+    async def write(self, event: bytes) -> None:
+        """Send what the stream's format has written. Return when the transport has taken the event, so that a client that does not read costs no more memory."""
         async with self._lock:
             if not self.response.prepared:
                 await self.response.prepare(self._request)

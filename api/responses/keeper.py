@@ -1,6 +1,8 @@
 """Finds responses on whichever node keeps them, and answers other nodes that look for one here."""
 
 import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,6 +16,7 @@ from api.http.errors import NotFound, PreviousNotFound
 from api.http.json_object import Json, parse_object
 from api.http.limits import SMALL_BODY
 from api.responses.background import Background
+from api.responses.events import EventLogs
 from api.responses.items import read_item
 from api.responses.store import Store, StoredResponse
 from node.core.errors import BadRequest, Incompatible, NodeNotFound
@@ -27,6 +30,7 @@ class Keeper:
     bodies: Bodies
     peers: Peers
     store: Store = field(default_factory=Store)
+    logs: EventLogs = field(default_factory=EventLogs)
 
     async def ask(self, ask: Ask, response_id: str) -> StoredResponse:
         """The response, which is cancelled or deleted if that is asked for.
@@ -38,9 +42,43 @@ class Keeper:
         try:
             sent = await self.peers.response(ask, response_id)
         except NodeNotFound as error:
-            hint = "The node that kept it is gone, and its responses with it."
-            raise NotFound(_not_found(response_id), hint=hint) from error
+            raise self._gone(response_id) from error
         return await self.bodies.work(partial(_received, response_id, sent), small=len(sent) <= SMALL_BODY)
+
+    def events(self, response_id: str, first: int) -> AsyncGenerator[bytes, None]:
+        """The events of a background response from this number on, in parts, which are empty while none comes.
+
+        Raises there NotFound, BadRequest for a response that was not to be streamed, and PeerUnavailable.
+        """
+        is_here = not self.peers.is_kept_elsewhere(response_id)
+        return self.own_events(response_id, first) if is_here else self._events_of_peer(response_id, first)
+
+    async def own_events(self, response_id: str, first: int) -> AsyncGenerator[bytes, None]:
+        """As `events`, of a response that this node keeps."""
+        self._find(response_id)
+        log = self.logs.get(response_id)
+        if log is None:
+            raise BadRequest(
+                f"The events of the response '{response_id[:80]}' are not kept.",
+                hint="Only those of a response with 'background' and 'stream' are, until they make room for others.",
+                param="stream",
+            )
+        async with aclosing(log.read(first)) as parts:
+            async for part in parts:
+                yield part
+
+    async def _events_of_peer(self, response_id: str, first: int) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(self.peers.events(response_id, first)) as parts:
+                async for part in parts:
+                    yield part
+        except NodeNotFound as error:
+            raise self._gone(response_id) from error
+
+    @staticmethod
+    def _gone(response_id: str) -> NotFound:
+        hint = "The node that kept it is gone, and its responses with it."
+        return NotFound(_not_found(response_id), hint=hint)
 
     async def before(self, response_id: str) -> StoredResponse:
         """The response that a request continues. Raises PreviousNotFound, PeerUnavailable."""
@@ -73,6 +111,7 @@ class Keeper:
             kept = self._find(response_id)
         if ask is Ask.DELETE:
             self.store.delete(response_id)
+            self.logs.drop(response_id)
         return kept
 
     def _find(self, response_id: str) -> StoredResponse:

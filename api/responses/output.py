@@ -1,7 +1,6 @@
 """Builds the output of one response from what the model generates, and the events that report it. Pure."""
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,14 +40,16 @@ class ResponseOutput:
 
     # --- changes; those that clients can follow yield the events that report them ------------------------------------
 
-    def open(self, model: str, sampling: Sampling) -> None:
+    def open(self, model: str, sampling: Sampling) -> Iterator[Json]:
         """Record that the model is ready, and how the answer is sampled."""
         self.model, self.sampling, self._status = model, sampling, "in_progress"
+        if self.begun:
+            yield self._event(self._status, response=self.response())
 
     def begin(self) -> Iterator[Json]:
         self.begun = True
         yield self._event("created", response=self.response())
-        yield self._event("in_progress", response=self.response())
+        yield self._event(self._status, response=self.response())
 
     def text(self, delta: str, logprobs: list[Json]) -> Iterator[Json]:
         yield from self._open("message", "msg", role="assistant", content=[])
@@ -97,9 +98,10 @@ class ResponseOutput:
         self._status, self._error = "failed", {"code": code, "message": message}
         yield self._event("failed", response=self.response())
 
-    def cancel(self) -> None:
+    def cancel(self) -> Iterator[Json]:
+        yield from self._close("incomplete")
         self._status = "cancelled"
-        deque(self._close("incomplete"), maxlen=0)  # drop the events
+        yield self._event(self._status, response=self.response())
 
     # --- items --------------------------------------------------------------------------------------------------------
 

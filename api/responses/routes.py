@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,10 +15,10 @@ from api.chat.generation import respond, send
 from api.chat.prompt import encode_chat, prepare
 from api.chat.request import ChatRequest
 from api.chat.schema import parse, renamed_params
-from api.http.errors import Unsupported
+from api.http.errors import shorten
 from api.http.json_object import approximate_bytes
 from api.http.limits import MAX_COUNTED, SMALL_BODY
-from api.http.stream import EventStream
+from api.http.stream import EventStream, Sse
 from api.responses.items import Item, messages_of
 from api.responses.keeper import Keeper
 from api.responses.output import ResponseOutput
@@ -42,6 +43,8 @@ class Responses:
         chat, turn = await self._read(request)
         if turn.output.body.background:
             await self._begin(turn, asyncio.create_task(self._open(request, chat, turn)))
+            if turn.output.body.stream:
+                return await self._follow(request, turn.output.id, 0)
             return web.json_response(turn.output.response())
         await self._open(request, chat, turn)
         try:
@@ -81,13 +84,31 @@ class Responses:
             small=whole <= SMALL_BODY,
         )
         output = ResponseOutput(body, body.model, self.keeper.peers.new_response_id())
-        return chat, Turn(output, before, new, size, self.keeper.store)
+        return chat, Turn(output, before, new, size, self.keeper.store, self.keeper.logs)
 
-    async def show(self, request: web.Request) -> web.Response:
-        kept = await self.keeper.ask(Ask.GET, request.match_info["id"])
+    async def show(self, request: web.Request) -> web.StreamResponse:
+        response_id, after = request.match_info["id"], request.query.get("starting_after", "")
         if request.query.get("stream") == "true":
-            raise Unsupported("A response cannot be streamed again; get it without 'stream'.", param="stream")
-        return web.json_response(kept.response)
+            if not re.fullmatch(r"[0-9]{0,9}", after):
+                raise BadRequest("Invalid 'starting_after': it must be a sequence number.", param="starting_after")
+            return await self._follow(request, response_id, int(after) + 1 if after else 0)
+        return web.json_response((await self.keeper.ask(Ask.GET, response_id)).response)
+
+    async def _follow(self, request: web.Request, response_id: str, first: int) -> web.StreamResponse:
+        """Stream the events of a background response from this number on, up to its last one."""
+        stream = request[STREAM] = EventStream(request, self.env.timing, Sse())
+        try:
+            async with aclosing(self.keeper.events(response_id, first)) as parts, stream.kept_alive():
+                async for part in parts:
+                    if part:
+                        await stream.write(part)
+                        first += part.count(b"\n\n")
+        except PippinError as error:
+            if not stream.response.prepared:
+                raise
+            about = {"code": error.code, "message": shorten(str(error)), "param": error.param}
+            await stream.send({"type": "error", "sequence_number": first, **about})
+        return stream.response
 
     async def delete(self, request: web.Request) -> web.Response:
         response_id = request.match_info["id"]
@@ -159,6 +180,8 @@ class Responses:
                 if (await asyncio.wait([opening], timeout=QUEUED_AFTER_S))[0]:
                     opening.result()
             self.keeper.background.start(turn, opening)
+            if turn.output.body.stream:
+                turn.begin()
         except BaseException:
             opening.cancel()
             raise

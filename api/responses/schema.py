@@ -111,8 +111,6 @@ class ResponseRequest(WithoutNulls):
 
     @model_validator(mode="after")
     def _only_what_is_supported(self) -> Self:
-        if self.background and self.stream:
-            raise Unsupported("A background response cannot be streamed; get it by its id.", param="stream")
         if self.background and not self.store:
             raise BadRequest("A background response must be stored.", param="store")
         for param in ("conversation", "prompt"):
@@ -151,7 +149,7 @@ class ResponseRequest(WithoutNulls):
             **{name: given.get(name) for name in CHAT_PARAMETERS},
             "model": self.model,
             "messages": messages,
-            "stream": self.stream,
+            "stream": self.stream and not self.background,
             "max_completion_tokens": self.max_output_tokens,
             "logprobs": self.logprobs is not None,
             "top_logprobs": self.logprobs,

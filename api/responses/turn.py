@@ -7,6 +7,7 @@ from api.chat.generation import Choice, Prepared, usage
 from api.chat.logprobs import chat_logprobs
 from api.http.errors import shorten
 from api.http.json_object import Json
+from api.responses.events import EventLogs
 from api.responses.items import Item
 from api.responses.output import ResponseOutput
 from api.responses.store import Store, StoredResponse
@@ -24,13 +25,19 @@ class Turn:
     size: int
     """Approximate bytes of `given`."""
     store: Store
+    logs: EventLogs
     prepared: Prepared | None = None
     """None until its model is ready."""
     choices: list[Choice] = field(default_factory=list)
 
     def open(self, prepared: Prepared, choices: list[Choice]) -> None:
         self.prepared, self.choices = prepared, choices
-        self.output.open(prepared.model.id, prepared.sampling)
+        self._record(list(self.output.open(prepared.model.id, prepared.sampling)))
+
+    def begin(self) -> None:
+        """Begin the events that are kept for streams of a background response."""
+        self.logs.begin(self.output.id)
+        self._record(list(self.output.begin()))
 
     def stored(self) -> StoredResponse:
         """The turn in its current state, to be stored."""
@@ -56,6 +63,7 @@ class Turn:
         if delta.finish:
             events += output.finish(truncated=delta.finish == "length", usage=_usage(self.choices))
             self._keep()
+        self._record(events)
         return events
 
     def fail(self, error: PippinError) -> list[Json]:
@@ -66,13 +74,18 @@ class Turn:
         code = "rate_limit_exceeded" if error.status == 429 else code
         events = list(self.output.fail(code, shorten(str(error))))
         self._keep()
+        self._record(events)
         return events
 
     def cancel(self) -> None:
         """Cancel the response, unless it has ended."""
         if not self.output.ended:
-            self.output.cancel()
+            events = list(self.output.cancel())
             self._keep()
+            self._record(events)
+
+    def _record(self, events: list[Json]) -> None:
+        self.logs.add(self.output.id, events, ended=self.output.ended)
 
     def _keep(self) -> None:
         if self.output.body.store:

@@ -22,6 +22,10 @@ FOLLOWERS, FOLLOWERS_OF_ONE = 64, 32
 """Maximum calls that follow this node's log, and those of one node: as many as its API lets its clients make."""
 
 
+READERS, READERS_OF_ONE = 512, 256
+"""Maximum calls that follow the events of responses, and those of one node."""
+
+
 @dataclass(slots=True)
 class ControlService:
     _agent: Agent
@@ -32,7 +36,10 @@ class ControlService:
     _recent: RecentLines
     _kept_response: Callable[[Ask, str], Awaitable[bytes]]
     """See ControlHandler.response."""
+    _kept_events: Callable[[str, int], AsyncGenerator[bytes, None]]
+    """See ControlHandler.events."""
     _followers: Followers = field(default_factory=lambda: Followers(FOLLOWERS, FOLLOWERS_OF_ONE))
+    _readers: Followers = field(default_factory=lambda: Followers(READERS, READERS_OF_ONE))
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
         return self._agent.exchange(heartbeat, caller)
@@ -64,6 +71,12 @@ class ControlService:
 
     async def response(self, ask: Ask, response_id: str) -> bytes:
         return await self._kept_response(ask, response_id)
+
+    async def events(self, response_id: str, first: int, caller: Caller) -> AsyncGenerator[bytes, None]:
+        place = self._readers.place(caller.node or caller.address)
+        async with place, aclosing(self._kept_events(response_id, first)) as parts:
+            async for part in parts:
+                yield part
 
     async def log(self, lines: int, caller: Caller, *, follow: bool) -> AsyncGenerator[list[str], None]:
         place = self._followers.place(caller.node or caller.address) if follow else nullcontext()

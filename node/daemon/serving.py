@@ -88,8 +88,10 @@ class Serving:
             body_limit=options.max_body,
             ollama_port=network.api.ollama_port,
         )
-        answer = self.app[KEEPER].answer
-        self.control = ControlService(agent, self.head, allowlist, models.specs, self.commands, recent, answer)
+        kept = self.app[KEEPER]
+        self.control = ControlService(
+            agent, self.head, allowlist, models.specs, self.commands, recent, kept.answer, kept.own_events
+        )
 
     def _release(self, model: str) -> None:
         """Unload a model that a user does not want any more, and name it no more."""

@@ -51,14 +51,21 @@ class Peers:
 
         Raises NodeNotFound if that is no member of the cluster (any more), PeerUnavailable, and its own errors.
         """
+        address = self._keeper(response_id)
+        async with self._fetches:
+            return await self._client.response(address, ask, response_id)
+
+    def events(self, response_id: str, first: int) -> AsyncGenerator[bytes, None]:
+        """The events of a response from this number on, of the node that its id names. Raises as `response` does."""
+        return self._client.events(self._keeper(response_id), response_id, first)
+
+    def _keeper(self, response_id: str) -> Address:
         keeper = keeper_of(response_id)
         present = [peer.report.info for peer in self._agent.view().peers if peer.state in PRESENT]
         named = [info for info in present if info.id.startswith(keeper)]
         if len(named) != 1:
             raise NodeNotFound(f"No node of this cluster has an id that begins with {keeper}.")
-        address = self._address(named[0].id, named[0].name)
-        async with self._fetches:
-            return await self._client.response(address, ask, response_id)
+        return self._address(named[0].id, named[0].name)
 
     def _address(self, node: str, name: str) -> Address:
         if address := self._agent.book.address_of(node):

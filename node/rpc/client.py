@@ -219,6 +219,14 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
                     raise Incompatible(f"{peer.target} sent more than {MAX_RESPONSE_BYTES:,} bytes of a response.")
         return bytes(data)
 
+    async def events(self, peer: Address, response_id: str, first: int) -> AsyncGenerator[bytes, None]:
+        """Yield events of a response that a peer keeps, as ControlHandler.events. Raises Incompatible for one that is too old."""
+        stub = ControlStub(self._channel(peer, "files"))
+        call = stub.Events(control_pb2.EventsRequest(id=response_id, first=first))
+        async with aclosing(_parts(call, peer, "a response's events")) as parts:
+            async for part in parts:
+                yield part.data
+
     async def generate(
         self, peer: Address, ring: str, request: GenerateRequest
     ) -> AsyncGenerator[TokenEvent | PromptProgress, None]:

@@ -54,6 +54,12 @@ class ControlHandler(Protocol):
         Raises an error with status 404 for a response that is not here, BadRequest if it can't be cancelled.
         """
 
+    def events(self, response_id: str, first: int, caller: Caller) -> AsyncGenerator[bytes, None]:
+        """The events of a background response that this node keeps, from this number on; empty parts while none comes.
+
+        Raises as `response` does, BadRequest if its events are not kept, Overloaded as `log` does.
+        """
+
 
 class ServingHandler(Protocol):
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | PromptProgress, None]: ...

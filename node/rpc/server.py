@@ -184,6 +184,14 @@ class _Control(ControlServicer):
         finally:
             self._readers -= Counter((reader,))  # without those that have none left
 
+    async def Events(
+        self, request: control_pb2.EventsRequest, context: Context
+    ) -> AsyncGenerator[control_pb2.ResponsePart, None]:
+        async with aclosing(self._handler.events(request.id, request.first, caller_of(context))) as parts:
+            async for part in parts:
+                for start in range(0, max(len(part), 1), RESPONSE_PART):
+                    yield control_pb2.ResponsePart(data=part[start : start + RESPONSE_PART])
+
 
 class _Serving(ServingServicer):
     def __init__(self, handler: ServingHandler) -> None:

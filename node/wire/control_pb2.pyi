@@ -71,6 +71,14 @@ class ResponseRequest(_message.Message):
     ask: str
     def __init__(self, id: _Optional[str] = ..., ask: _Optional[str] = ...) -> None: ...
 
+class EventsRequest(_message.Message):
+    __slots__ = ("id", "first")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    first: int
+    def __init__(self, id: _Optional[str] = ..., first: _Optional[int] = ...) -> None: ...
+
 class ResponsePart(_message.Message):
     __slots__ = ("data",)
     DATA_FIELD_NUMBER: _ClassVar[int]

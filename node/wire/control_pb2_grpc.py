@@ -97,6 +97,11 @@ class ControlStub:
                 request_serializer=node_dot_wire_dot_control__pb2.ResponseRequest.SerializeToString,
                 response_deserializer=node_dot_wire_dot_control__pb2.ResponsePart.FromString,
                 _registered_method=True)
+        self.Events = channel.unary_stream(
+                '/pippin.control.Control/Events',
+                request_serializer=node_dot_wire_dot_control__pb2.EventsRequest.SerializeToString,
+                response_deserializer=node_dot_wire_dot_control__pb2.ResponsePart.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -189,6 +194,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Events(self, request, context):
+        """The events of a background response that this node keeps, as streams write them, up to the last one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -250,6 +262,11 @@ def add_ControlServicer_to_server(servicer, server):
             'Response': grpc.unary_stream_rpc_method_handler(
                     servicer.Response,
                     request_deserializer=node_dot_wire_dot_control__pb2.ResponseRequest.FromString,
+                    response_serializer=node_dot_wire_dot_control__pb2.ResponsePart.SerializeToString,
+            ),
+            'Events': grpc.unary_stream_rpc_method_handler(
+                    servicer.Events,
+                    request_deserializer=node_dot_wire_dot_control__pb2.EventsRequest.FromString,
                     response_serializer=node_dot_wire_dot_control__pb2.ResponsePart.SerializeToString,
             ),
     }
@@ -579,6 +596,33 @@ class Control:
             target,
             '/pippin.control.Control/Response',
             node_dot_wire_dot_control__pb2.ResponseRequest.SerializeToString,
+            node_dot_wire_dot_control__pb2.ResponsePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Events(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pippin.control.Control/Events',
+            node_dot_wire_dot_control__pb2.EventsRequest.SerializeToString,
             node_dot_wire_dot_control__pb2.ResponsePart.FromString,
             options,
             channel_credentials,

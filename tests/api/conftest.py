@@ -93,13 +93,17 @@ class ScriptedPeers(Peers):
             answer: bytes = await answers[peer](ask, response_id)
             return answer
 
+        def events(peer: str, response_id: str, first: int) -> AsyncGenerator[bytes, None]:
+            made: AsyncGenerator[bytes, None] = answers[peer].__self__.own_events(response_id, first)
+            return made
+
         infos = [SimpleNamespace(id=each * 53, name=each) for each in (node, *answers)]
         view = SimpleNamespace(
             peers=[SimpleNamespace(report=SimpleNamespace(info=info), state=NodeState.ALIVE) for info in infos]
         )
         book = SimpleNamespace(address_of=lambda node: node[0])
         agent: Any = SimpleNamespace(info=infos[0], view=lambda: view, book=book)
-        client: Any = SimpleNamespace(response=response)
+        client: Any = SimpleNamespace(response=response, events=events)
         super().__init__(agent, client, backend.recent)
         self.log = backend.log  # type: ignore[method-assign]
 

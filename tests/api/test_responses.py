@@ -600,10 +600,9 @@ async def test_one_item_that_is_referred_to_often_counts_each_time(serve):
     assert (refused.status, refused.error["code"], refused.error["param"]) == (400, "context_length_exceeded", "input")
 
 
-async def test_the_background_is_stored_and_not_streamed(server):
-    for body, param in (({"stream": True}, "stream"), ({"store": False}, "store")):
-        answer = await ask(server, background=True, **body)
-        assert (answer.status, answer.error["param"]) == (400, param)
+async def test_the_background_is_stored(server):
+    answer = await ask(server, background=True, store=False)
+    assert (answer.status, answer.error["param"]) == (400, "store")
 
 
 # --- refusals ---

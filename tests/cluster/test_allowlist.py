@@ -70,7 +70,7 @@ async def test_the_head_loads_nothing_else_whoever_asks() -> None:
 
     head: Any = SimpleNamespace(want=want)
     nothing: Any = None
-    service = ControlService(agent(), head, Allowlist(agent(), ["mlx-community/*"]), nothing, nothing, nothing, nothing)
+    service = ControlService(agent(), head, Allowlist(agent(), ["mlx-community/*"]), *[nothing] * 5)
     await service.want(HELD)
     await service.want(PLACED)
     with pytest.raises(ModelNotAllowed):

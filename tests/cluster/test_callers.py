@@ -67,7 +67,7 @@ def test_the_head_alone_takes_a_node_out_of_use():
     asked = []
     c = SimpleNamespace(head="a")
     draining = SimpleNamespace(set_draining=lambda node, *, draining: asked.append(draining))
-    service = ControlService(c, None, None, None, draining, None, None)
+    service = ControlService(c, None, None, None, draining, None, None, None)
     with pytest.raises(NotAdmitted, match="not the head"):
         service.set_draining("c", Caller("10.0.0.98", "b"), draining=True)
     assert not asked

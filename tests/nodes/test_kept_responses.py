@@ -1,6 +1,8 @@
 """Any node finds the responses of another one, as long as that lives."""
 
+import itertools
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,10 @@ def call(node: Node, method: str, path: str) -> Answer:
     return answer
 
 
+def events_in(lines: Iterable[bytes]) -> Iterator[bytes]:
+    return (line for line in lines if line.startswith(b"data: "))
+
+
 def test_a_response_is_found_by_any_node_until_its_keeper_is_gone(nodes: list[Node]) -> None:
     keeper, other, third = nodes
     body = {"model": MODEL, "input": "Hello", "temperature": 0, "stream": True}
@@ -57,6 +63,18 @@ def test_a_response_is_found_by_any_node_until_its_keeper_is_gone(nodes: list[No
         for node in nodes
     ]
     assert len({each[0]["content"][0]["text"] for each in texts}) == 1
+
+    body |= {"input": "Count from 1 to 100", "background": True}
+    with keeper.request("POST", "/v1/responses", body) as response:
+        told = [json.loads(line[6:]) for line in itertools.islice(events_in(response), 5)]
+    begun = told[0]["response"]["id"]
+    rests = [call(node, "GET", f"{begun}?stream=true&starting_after=4").body for node in nodes]
+    assert len(set(rests)) == 1
+    rest = [json.loads(line[6:]) for line in rests[0].split(b"\n") if line.startswith(b"data: ")]
+    assert [event["sequence_number"] for event in told + rest] == list(range(len(told) + len(rest)))
+    assert rest[-1]["type"] == "response.completed"
+    whole = "".join(event["delta"] for event in told + rest if event["type"] == "response.output_text.delta")
+    assert whole == rest[-1]["response"]["output"][0]["content"][0]["text"]
 
     begun = json.loads(ask(keeper, "Count from 1 to 100", background=True).body)
     until(lambda: json.loads(call(other, "GET", begun["id"]).body)["status"] == "completed", "it is done")

@@ -54,6 +54,10 @@ class Handlers:
             yield []
             await asyncio.sleep(0.01)
 
+    async def events(self, response_id: str, first: int, caller: Caller) -> AsyncGenerator[bytes, None]:
+        yield b""
+        yield f"{response_id} {first} ".encode() * 100_000
+
     async def response(self, ask: Ask, response_id: str) -> bytes:
         return f"{ask} {response_id} ".encode() * 100_000
 

@@ -200,6 +200,26 @@ async def test_the_response_that_a_peer_keeps(monkeypatch: pytest.MonkeyPatch) -
             await client.response(Address(target), Ask.GET, "resp_1")
 
 
+async def test_the_events_that_a_peer_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (handlers, target), RpcClient() as client:
+        parts = [part async for part in client.events(Address(target), "resp_1", 7)]
+        assert parts[0] == b""  # at once: the peer is there
+        assert b"".join(parts) == b"resp_1 7 " * 100_000
+        with pytest.raises(Incompatible, match="of 513 characters"):
+            await anext(client.events(Address(target), "r" * 513, 0))
+
+        async def events(response_id: str, first: int, caller: Caller) -> AsyncGenerator[bytes, None]:
+            yield b"one"
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(handlers, "events", events)
+        monkeypatch.setattr("node.rpc.client.STALL_TIMEOUT_S", 0.2)
+        silent = client.events(Address(target), "resp_1", 0)
+        assert await anext(silent) == b"one"
+        with pytest.raises(PeerUnavailable, match="nothing of a response's events"):
+            await anext(silent)
+
+
 async def test_a_response_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.rpc.client.RESPONSE_TIMEOUT_S", 0.2)
 

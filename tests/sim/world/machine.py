@@ -242,7 +242,7 @@ class Process:
         no_responses: Any = None
         self.commands = Commands(self.agent, self.head, client, allowlist, self._id_of, self._release)
         self.control = ControlService(
-            self.agent, self.head, allowlist, specs, self.commands, RecentLines(), no_responses
+            self.agent, self.head, allowlist, specs, self.commands, RecentLines(), no_responses, no_responses
         )
         self.router = Router(self.agent, self.rings, client, self.head.want)
         self.main = self.loop.create_task(self._run(), name="main")
