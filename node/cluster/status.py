@@ -11,7 +11,7 @@ from typing import Any
 
 from node.cluster.readiness import ring_state, stage_state
 from node.core.addresses import join_host_port
-from node.core.health import diagnose
+from node.core.health import diagnose, outside
 from node.core.models import Shard
 from node.core.nodes import NodeInfo
 from node.core.reports import RingTraffic, StageReport, StageState
@@ -28,9 +28,7 @@ def build_status(view: ClusterView, *, open_cluster: bool = False, other_secret:
     `other_secret`: nodes with the same cluster name and another secret. A node that was in the cluster before is shown as
     refused instead of gone; one that is in the cluster can't be shown out of it by an advert, which anybody can forge.
     """
-    here = {peer.report.info.id for peer in view.peers if peer.state in PRESENT}
-    other_secret = [peer for peer in other_secret if peer.report.info.id not in here]
-    other_secret.sort(key=lambda peer: (peer.report.info.name, peer.report.info.id))
+    other_secret = outside(view, other_secret)
     refused = {peer.report.info.id for peer in other_secret}
     view = replace(view, peers=tuple(peer for peer in view.peers if peer.report.info.id not in refused))
     peers = {peer.report.info.id: peer for peer in view.peers}

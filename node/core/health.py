@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from node.core.addresses import join_host_port
 from node.core.nodes import NodeInfo
 from node.core.reports import Issue, NodeReport, Path, Severity, StageReport, StageState
 from node.core.rings import Refusal
@@ -38,11 +39,12 @@ def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence
     for peer in alive:  # the last report of a node that is gone is outdated
         found += _about(peer, _load_issues(peer.report))
     found += _link_issues(view)
-    found += [_secret_mismatch(other_secret)] if other_secret else []
+    found += secret_mismatch(other_secret)
     found += [Code.OPEN_CLUSTER.issue()] if is_open else []
     found += _version_issues(peer.report.info for peer in present)
-    for peer in present:  # what each node says of itself; none can speak of another
-        found += _about(peer, peer.report.issues)
+    for peer in present:  # what each node says of itself, and of the nodes outside that it has heard
+        told = {issue.text for issue in found}
+        found += _about(peer, (issue for issue in peer.report.issues if issue.text not in told))
     gravity = list(Severity)
     return tuple(sorted(found, key=lambda issue: gravity.index(issue.severity)))
 
@@ -69,7 +71,7 @@ def _node_issues(peer: PeerView, version: str, needed: set[str]) -> Iterator[Iss
     if peer.state is NodeState.FAILED:
         yield _node_failed(peer, needed=peer.report.info.id in needed)
     elif peer.state is NodeState.REFUSED:
-        name, theirs = peer.report.info.name, peer.report.info.version
+        name, theirs = _placed(peer.report.info), peer.report.info.version
         reason = f"it runs {theirs}, the cluster runs {version}"
         if theirs == version:  # two builds from source
             reason = peer.reason or "it has another protocol version"
@@ -135,11 +137,24 @@ def _node_failed(peer: PeerView, *, needed: bool) -> Issue:
     return issue if needed else replace(issue, severity=Severity.WARNING)
 
 
-def _secret_mismatch(refused: Sequence[PeerView]) -> Issue:
+def outside(view: ClusterView, refused: Iterable[PeerView]) -> list[PeerView]:
+    """Those of the refused nodes that are not in the cluster, by name. Adverts can be forged: none shows a node out of it."""
+    here = {peer.report.info.id for peer in view.peers if peer.state in PRESENT}
+    others = [peer for peer in refused if peer.report.info.id not in here]
+    return sorted(others, key=lambda peer: (peer.report.info.name, peer.report.info.id))
+
+
+def secret_mismatch(refused: Sequence[PeerView]) -> tuple[Issue, ...]:
     """Nodes have the same cluster name but another secret: of the same user by mistake, or of a neighbour."""
-    names = [f"{peer.report.info.name} ({peer.reason})" for peer in refused[:_MAX_NAMED]]
+    names = [f"{_placed(peer.report.info)} ({peer.reason})" for peer in refused[:_MAX_NAMED]]
     more = f" and {len(refused) - _MAX_NAMED} more" if len(refused) > _MAX_NAMED else ""
-    return Code.SECRET_MISMATCH.issue(nodes=", ".join(names) + more)
+    return (Code.SECRET_MISMATCH.issue(nodes=", ".join(names) + more),) if refused else ()
+
+
+def _placed(node: NodeInfo) -> str:
+    """A node outside, with where it is."""
+    where = join_host_port(node.addresses[0], node.grpc_port) if node.addresses else ""
+    return node.name if where in ("", node.name) else f"{node.name} at {where}"
 
 
 def _slow_link(node: str, neighbour: str, path: Path) -> Issue:

@@ -12,8 +12,9 @@ from node.cluster.agent import Agent
 from node.cluster.heartbeats import Heartbeats
 from node.cluster.unreached import Unreached
 from node.core.addresses import join_host_port
+from node.core.health import outside, secret_mismatch
 from node.core.nodes import NodeInfo
-from node.core.reports import NodeReport
+from node.core.reports import Issue, NodeReport
 from node.core.views import PeerView
 from node.daemon.facts import HostFacts
 from node.host.chip import system_name
@@ -76,6 +77,10 @@ class Network:
     def interfaces(self) -> tuple[Interface, ...]:
         """This machine's, as they are now."""
         return local_interfaces(self._options.host, self._options.interface, self._facts.kinds)
+
+    def issues(self) -> tuple[Issue, ...]:
+        """Of nodes outside that this one has heard, and others maybe not."""
+        return secret_mismatch(outside(self.agent.view(), self.other_secret()))
 
     def other_secret(self) -> tuple[PeerView, ...]:
         """Nodes with another secret: those that advertise themselves, and of --peer those that do not."""

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.core.health import diagnose, gpu_failed, is_slow, loads_of
+from node.core.health import diagnose, gpu_failed, is_slow, loads_of, outside, secret_mismatch
 from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import Download, NodeReport, Path, Severity, StageReport, StageState
@@ -81,12 +81,12 @@ def test_a_slow_wired_hop_names_its_path():
 def test_version_mismatch_names_both_versions():
     issue = only(diagnose(view(peer("a"), peer("b", NodeState.REFUSED, version="0.2.0"))))
     assert issue.code == Code.VERSION_MISMATCH
-    assert issue.text == "b has not joined: it runs 0.2.0, the cluster runs 0.1.0."
+    assert issue.text == "b at 10.0.0.1:1 has not joined: it runs 0.2.0, the cluster runs 0.1.0."
 
 
 def test_a_node_refused_for_another_reason_says_it():
     issue = only(diagnose(view(peer("a"), peer("b", NodeState.REFUSED, reason="it has another secret"))))
-    assert issue.text == "b has not joined: it has another secret."
+    assert issue.text == "b at 10.0.0.1:1 has not joined: it has another secret."
 
 
 @pytest.mark.parametrize(("needed", "severity"), [(True, Severity.ERROR), (False, Severity.WARNING)])
@@ -164,8 +164,22 @@ def test_nodes_of_another_secret_are_one_issue():
     others = [peer(f"mini-{number}", NodeState.REFUSED, reason="it has no secret") for number in range(7)]
     issue = only(diagnose(view(peer("a")), other_secret=others))
     assert (issue.code, issue.severity) == (Code.SECRET_MISMATCH, Severity.WARNING)
-    assert "mini-0 (it has no secret), mini-1" in issue.text
-    assert issue.text.endswith("mini-4 (it has no secret) and 2 more.")
+    assert "mini-0 at 10.0.0.1:1 (it has no secret), mini-1 at" in issue.text
+    assert issue.text.endswith("mini-4 at 10.0.0.1:1 (it has no secret) and 2 more.")
+    by_address = replace(others[0].report.info, name="10.0.0.1:1")
+    issue = only(secret_mismatch([replace(others[0], report=replace(others[0].report, info=by_address))]))
+    assert issue.text.endswith(": 10.0.0.1:1 (it has no secret).")
+
+
+def test_a_node_of_another_secret_that_only_another_node_has_heard_is_told():
+    stranger = peer("x", NodeState.REFUSED, reason="it has no secret")
+    told = secret_mismatch([stranger])
+    other = peer("b")
+    other = replace(other, report=replace(other.report, issues=told))
+    issue = only(diagnose(view(peer("a"), other)))
+    assert (issue.code, issue.node) == (Code.SECRET_MISMATCH, "id-b")
+    assert only(diagnose(view(peer("a"), other), other_secret=[stranger])) == told[0], "once, if both have heard it"
+    assert outside(view(peer("a"), peer("x")), [stranger]) == []
 
 
 def test_a_node_that_can_t_write_says_so():

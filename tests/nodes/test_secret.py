@@ -1,5 +1,6 @@
 """Nodes with a secret form a cluster; nodes without it, or with another one, neither get in nor do harm."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,8 +61,10 @@ def test_a_node_without_the_secret_stays_outside(
         options = ["--peer", peer, "--model", MODEL]
         stranger = outside.launch(*options, name="stranger", environment=environment).started()
         until(lambda: first.state_of(stranger) == "refused", "the stranger is shown as refused")
+        port = int(stranger.own()["address"].rpartition(":")[2])
+        seen = rf"stranger at \S+:{port} \({why}\)"
         until(lambda: told in stranger.warning("secret-mismatch"), "the stranger is told why")
-        until(lambda: f"stranger ({why})" in first.warning("secret-mismatch"), "so is the other one")
+        until(lambda: re.search(seen, first.warning("secret-mismatch")), "so is the other one, with its address")
         (row,) = [node for node in first.status()["nodes"] if node["name"] == "stranger"]
         assert row["reason"] == "secret"
         outside.ready(stranger)  # a cluster of its own
@@ -73,6 +76,12 @@ def test_a_node_without_the_secret_stays_outside(
         for node in ring.nodes:
             assert node.chat("Hello").text == stock["Hello"]
         assert "stranger  not joined: no common secret" in first.command("status").stdout
+        deaf = outside.launch("--no-mdns", "--peer", peer, "--memory", "1MB", environment={"PIPPIN_SECRET": SECRET})
+        deaf.started()
+        until(
+            lambda: re.search(seen, deaf.warning("secret-mismatch")),
+            "the others tell it to a node that hears no advert",
+        )
     until(lambda: first.state_of(stranger) == "", "its goodbye takes it out of the status")
 
 
