@@ -289,7 +289,7 @@ class Process:
 
     def _keeper(self, before: str) -> Keeper | None:
         """Nothing measures the paths of this world."""
-        alive = self.agent.alive()
+        alive = [each for each in self.agent.alive() if each.info.addresses]  # strangers have none
         paths = tuple(Path(each.info.id, each.info.addresses[0], 1.0, kind="ethernet") for each in alive)
         told = [replace(each, paths=paths) if each.info.id == self.name else each for each in alive]
         return keeper_of(self.name, told, self.book.address_of, before, wireless=False)

@@ -271,7 +271,7 @@ class SimClient:
 
     async def keep_kv(self, peer: Address, model: str, chain: bytes, block: bytes, bytes_per_s: float) -> None:
         async def parts() -> AsyncGenerator[bytes, None]:
-            yield block
+            yield self._net.arrived(block)
 
         await self._call(peer, lambda process: process.kv.keep(model, chain, parts(), self.caller), 30.0)
 
