@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from node.core.errors import PippinError
 from node.host.mac_program import full_disk_access_hint
-from node.host.service import LAUNCHD, NAME, STOP_S, SYSTEMD, Command, Manager, Service
+from node.host.service import HUB_VARIABLES, LAUNCHD, NAME, STOP_S, SYSTEMD, Command, Manager, Service
 
 EXIT_NOT_INSTALLED, EXIT_NOT_RUNNING = 3, 4
 NEEDED_FILES = ("data-dir", "secret-file", "api-key-file")
@@ -46,17 +47,19 @@ def act(
             return 0
         install(manager, service)
         print(f"A node runs now and at each boot, as {service.user}. `cluster service logs` shows what it says.")
+        _tell_of_hub(service)
         return 0
     if not manager.file.exists():
         print(f"cluster: there is no service {NAME}. Install it with `cluster service install`.", file=sys.stderr)
         return EXIT_NOT_INSTALLED
     if action == "uninstall":
         _require_root("uninstall")
+        left = _left(manager)
         _stop(manager)
         manager.file.unlink(missing_ok=True)
         for command in manager.after_removal:
             _succeed(command)
-        print("The service is gone. Models and the node's identity are where they were.")
+        print("\n".join(["The service is gone.", *(["Still there:"] if left else []), *left]))
         return 0
     if action == "logs":
         return subprocess.run(manager.logs(manager.file, follow), check=False).returncode  # noqa: S603
@@ -79,7 +82,7 @@ def service_of(user: str | None, config: str | None) -> Service:
     except RuntimeError:
         raise ServiceFailed(f"There is no home of the user in {config}.", hint="Write the file's whole path.") from None
     try:
-        return Service(_program("node"), name, home, file, hf_home=os.environ.get("HF_HOME", ""))
+        return Service(_program("node"), name, home, file, _hub_variables())
     except ValueError as error:
         raise ServiceFailed(f"The service can't be written: {error}.", hint="Rename it.") from error
 
@@ -101,9 +104,43 @@ def install(manager: Manager, service: Service) -> None:
         raise
 
 
+def _hub_variables() -> dict[str, str]:
+    """Those of HUB_VARIABLES that this process has."""
+    return {name: os.environ[name] for name in HUB_VARIABLES if os.environ.get(name)}
+
+
+def _tell_of_hub(service: Service) -> None:
+    """Say where the service looks for the hub's models and token: it has no other variables of the user's shell."""
+    print(f"Models of the hub: {service.hub_cache}")
+    if service.token.is_file():
+        print(f"Token for gated models: {service.token}")
+    else:
+        print(f"Token for gated models: none. `hf auth login` as {service.user} puts one into {service.token}.")
+    if "SUDO_USER" in os.environ and not service.hub:
+        print("If your shell sets HF_HOME, install it again with: sudo --preserve-env=HF_HOME")
+
+
+def _left(manager: Manager) -> list[str]:
+    """Lines about the files that stay when the service goes; of those that are not there, none."""
+    try:
+        installed = manager.read(manager.file.read_text(encoding="utf-8"))
+        home = Path(installed.environment.get("HOME") or pwd.getpwnam(installed.user).pw_dir)
+    except (OSError, ValueError, KeyError):
+        return []
+    config = installed.config or home / ".config" / "pippin" / "config.toml"
+    data = home / ".pippin"
+    with suppress(OSError, ValueError):
+        data = home / Path(str(tomllib.loads(config.read_text()).get("data-dir", data)).replace("~", str(home), 1))
+    hub = Service(Path(installed.arguments[0]), installed.user, home, hub=installed.environment).hub_cache
+    logs = home.glob(manager.log_files) if manager.log_files else ()
+    places = [(data, "the node's identity, models from other nodes, KV"), (config, "its options")]
+    places += [*((log, "its log") for log in logs), (hub, "models of the hub, for other programs, too")]
+    return [f"  {path}   {what}" for path, what in places if path.exists()]
+
+
 def _require_root(command: str) -> None:
     if os.geteuid() != 0:
-        kept = " --preserve-env=HF_HOME" if os.environ.get("HF_HOME") else ""
+        kept = f" --preserve-env={','.join(_hub_variables())}" if _hub_variables() else ""
         raise ServiceFailed(
             "Only root may change the services of a machine.",
             hint=f"Run: sudo{kept} {_program('cluster')} service {command}",  # sudo has a PATH of its own

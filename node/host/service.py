@@ -5,16 +5,21 @@ On a Mac it is a LaunchDaemon: macOS does not let a LaunchAgent use the local ne
 
 import plistlib
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+from xml.parsers.expat import ExpatError
 
 NAME = "pippin"
 RESTART_S = 10
 """Seconds between the end of a node and its next start; launchd's own default."""
 STOP_S = 45
 """Seconds after SIGTERM until the system kills a node, which finishes its answers for 30 s and leaves within 5 s."""
+
+HUB_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN_PATH", "HF_ENDPOINT")
+"""Variables of a user's shell that say where the hub's models and token are. The system does not read them."""
 
 Command = tuple[str, ...]
 
@@ -29,27 +34,49 @@ class Service:
     """Of the user."""
     config: Path | None = None
     """The node's configuration file; None: the user's default one."""
-    hf_home: str = ""
-    """HF_HOME of the user's shell, which the system does not read; empty if it has none."""
+    hub: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Those of HUB_VARIABLES that the user's shell has."""
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"HOME": str(self.home)} | ({"HF_HOME": self.hf_home} if self.hf_home else {})
+        return {"HOME": str(self.home), **self.hub}
 
     @property
     def hub_cache(self) -> Path:
         """Where the node finds models of the hub, and keeps those that it fetches."""
-        return Path(self.hf_home) if self.hf_home else self.home / ".cache" / "huggingface"
+        return Path(self.hub.get("HF_HUB_CACHE") or self._hub_home / "hub")
+
+    @property
+    def token(self) -> Path:
+        """Where the node finds the hub's token, as `hf auth login` keeps it."""
+        return Path(self.hub.get("HF_TOKEN_PATH") or self._hub_home / "token")
+
+    @property
+    def _hub_home(self) -> Path:
+        return Path(self.hub.get("HF_HOME") or self.home / ".cache" / "huggingface")
 
     def __post_init__(self) -> None:
         """Raises ValueError for a control character, which could end a line of the service's file."""
-        for text in (self.user, self.hf_home, *map(str, (self.program, self.home, self.config or ""))):
+        for text in (self.user, *self.hub.values(), *map(str, (self.program, self.home, self.config or ""))):
             if text and not text.isprintable():
                 raise ValueError(f"{text!a} has a character that can't be printed")
 
     @property
     def arguments(self) -> Command:
         return (str(self.program), *(("--config", str(self.config)) if self.config else ()))
+
+
+class Installed(NamedTuple):
+    """What a service's file says of it."""
+
+    user: str
+    arguments: list[str]
+    environment: dict[str, str]
+
+    @property
+    def config(self) -> Path | None:
+        at = self.arguments.index("--config") + 1 if "--config" in self.arguments else 0
+        return Path(self.arguments[at]) if at else None
 
 
 class State(NamedTuple):
@@ -64,6 +91,8 @@ class Manager:
     file: Path
     definition: Callable[[Service], str]
     """The content of the file."""
+    read: Callable[[str], Installed]
+    """Reads that content. Raises ValueError for another."""
     start: tuple[Command, ...]
     """Start the service now and at each boot."""
     stop: Command
@@ -76,6 +105,8 @@ class Manager:
     """Reads the output of `status`."""
     logs: Callable[[Path, bool], Command]
     """Shows the end of the log, given the file above, and goes on if true."""
+    log_files: str = ""
+    """Pattern of the service's own log, in the user's home; empty if the system keeps it."""
     guarded: tuple[str, ...] = ()
     """Folders that what it starts may read only once the user has allowed it. `~` is the user's home."""
 
@@ -108,10 +139,18 @@ def _launch_daemon(service: Service) -> str:
     return plistlib.dumps(keys, sort_keys=False).decode()
 
 
+def _of_launch_daemon(text: str) -> Installed:
+    try:
+        keys = plistlib.loads(text.encode())
+        return Installed(keys["UserName"], keys["ProgramArguments"], keys["EnvironmentVariables"])
+    except (plistlib.InvalidFileException, ExpatError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no service: {error!r}") from error
+
+
 def _unit(service: Service) -> str:
     program, *options = service.arguments
     command = [_quoted(program), *(_quoted(option.replace("$", "$$")) for option in options)]
-    environment = f"Environment={_quoted(f'HF_HOME={service.hf_home}')}\n" if service.hf_home else ""
+    environment = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in service.hub.items())
     return f"""\
 [Unit]
 Description=Pippin node
@@ -130,6 +169,16 @@ TimeoutStopSec={STOP_S}
 [Install]
 WantedBy=multi-user.target
 """
+
+
+def _of_unit(text: str) -> Installed:
+    found: dict[str, list[str]] = {}
+    for name, value in re.findall(r"^(User|ExecStart|Environment)=(.*)$", text, re.MULTILINE):
+        found.setdefault(name, []).extend(word.replace("%%", "%") for word in shlex.split(value))
+    if not found.get("User") or not found.get("ExecStart"):
+        raise ValueError("it is no service")
+    environment = dict(each.split("=", 1) for each in found.get("Environment", ()))
+    return Installed(found["User"][0], [word.replace("$$", "$") for word in found["ExecStart"]], environment)
 
 
 def _quoted(argument: str) -> str:
@@ -173,6 +222,7 @@ _PLIST = Path(f"/Library/LaunchDaemons/{NAME}.plist")
 LAUNCHD = Manager(
     file=_PLIST,
     definition=_launch_daemon,
+    read=_of_launch_daemon,
     start=(("launchctl", "enable", f"system/{NAME}"), ("launchctl", "bootstrap", "system", str(_PLIST))),
     stop=("launchctl", "bootout", f"system/{NAME}"),
     loaded=("launchctl", "print", f"system/{NAME}"),
@@ -180,11 +230,13 @@ LAUNCHD = Manager(
     status=("launchctl", "print", f"system/{NAME}"),
     state=_state_of_launchd,
     logs=_tail,
+    log_files=f"Library/Logs/{NAME}.log*",
     guarded=("~/Desktop", "~/Documents", "~/Downloads", "~/Library/Mobile Documents", "/Volumes"),
 )
 SYSTEMD = Manager(
     file=Path(f"/etc/systemd/system/{NAME}.service"),
     definition=_unit,
+    read=_of_unit,
     start=(("systemctl", "daemon-reload"), ("systemctl", "enable", "--now", NAME)),
     stop=("systemctl", "disable", "--now", NAME),
     loaded=("systemctl", "is-active", "--quiet", NAME),

@@ -16,7 +16,7 @@ import pytest
 
 from node.cli import service as command
 from node.cli.__main__ import main
-from node.host.service import LAUNCHD, SYSTEMD, Manager, Service
+from node.host.service import HUB_VARIABLES, LAUNCHD, SYSTEMD, Manager, Service
 from tests.cli.conftest import GOLDEN
 
 ANNA = Service(Path("/opt/pippin 1%/bin/node"), "anna", Path("/Users/anna"), config=Path("/Users/anna/my $config.toml"))
@@ -76,7 +76,8 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(command, "SYSTEMD", manager)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.delenv("SUDO_USER", raising=False)
-    monkeypatch.delenv("HF_HOME", raising=False)
+    for name in HUB_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     return machine
 
 
@@ -129,7 +130,9 @@ def test_systemd_finds_no_mistake(tmp_path: Path) -> None:
     program = tmp_path / "with $ and 100%" / "node"
     program.parent.mkdir()
     program.symlink_to(sys.executable)
-    service = Service(program, me(), Path.home(), config=tmp_path / 'con "fig" \\ $.toml', hf_home="/100% of $x")
+    service = Service(
+        program, me(), Path.home(), config=tmp_path / 'con "fig" \\ $.toml', hub={"HF_HOME": "/100% of $x"}
+    )
     file = tmp_path / "pippin.service"
     file.write_text(SYSTEMD.definition(service))
     done = subprocess.run(
@@ -262,11 +265,11 @@ def test_models_that_macos_keeps_from_the_node_are_told(
     folder = config.parent / "Documents" / "models"
     folder.mkdir(parents=True)
     config.write_text(f'models-dir = ["{folder}"]\nmodel = ["llama-3.2-1b"]\n')
-    home = replace(command.service_of(me(), str(config)), home=config.parent, hf_home="/Volumes/SSD/hf")
+    home = replace(command.service_of(me(), str(config)), home=config.parent, hub={"HF_HOME": "/Volumes/SSD/hf"})
     monkeypatch.setattr(command, "service_of", lambda *_: home)
     assert main(["service", "install"]) == 0
     said = capsys.readouterr().err
-    expected = [str(folder), "/Volumes/SSD/hf"] if machine.manager.guarded else []
+    expected = [str(folder), "/Volumes/SSD/hf/hub"] if machine.manager.guarded else []
     assert re.findall("cluster: macOS keeps (.*) from services until you allow it", said) == expected
     assert machine.manager.file.exists()
 
@@ -287,6 +290,76 @@ def test_the_folder_of_the_hub_is_that_of_the_users_shell(
     monkeypatch.setattr(os, "geteuid", lambda: 501)
     assert main(["service", "install"]) == 1
     assert "sudo --preserve-env=HF_HOME /" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("manager", [LAUNCHD, SYSTEMD], ids=["launchd", "systemd"])
+def test_a_services_file_is_read_again(manager: Manager) -> None:
+    service = replace(ANNA, hub={"HF_HOME": '/data/100% "hf" $x', "HF_TOKEN_PATH": "/data/token"})
+    installed = manager.read(manager.definition(service))
+    assert (installed.user, installed.config) == ("anna", ANNA.config)
+    assert installed.arguments[: len(service.arguments)] == list(service.arguments)
+    assert service.hub.items() <= installed.environment.items()
+    for other in ("", "<plist/>", "[Service]\nUser=anna\n"):
+        with pytest.raises(ValueError, match="no service"):
+            manager.read(other)
+
+
+def test_install_says_where_the_hubs_models_and_token_are(
+    machine: Machine, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install = ["service", "install", "--user", me(), "--config", str(config)]
+    monkeypatch.setenv("SUDO_USER", me())
+    home = Path(pwd.getpwnam(me()).pw_dir)
+    assert main(install) == 0
+    said = capsys.readouterr().out
+    assert f"Models of the hub: {home}/.cache/huggingface/hub\n" in said
+    assert "If your shell sets HF_HOME, install it again with: sudo --preserve-env=HF_HOME\n" in said
+    hub = config.parent / "hf"
+    monkeypatch.setenv("HF_HOME", str(hub))
+    assert main(install) == 0
+    said = capsys.readouterr().out
+    assert f"Models of the hub: {hub}/hub\n" in said
+    assert f"none. `hf auth login` as {me()} puts one into {hub}/token." in said
+    assert "preserve-env" not in said
+    monkeypatch.setenv("HF_TOKEN_PATH", str(config.parent / "token"))
+    (config.parent / "token").write_text("hf_secret")
+    assert main(install) == 0
+    said = capsys.readouterr().out
+    assert f"Token for gated models: {config.parent}/token\n" in said
+    assert "HF_TOKEN_PATH" in machine.manager.file.read_text()
+    assert "hf_secret" not in said + machine.manager.file.read_text()
+
+
+def test_uninstall_lists_what_stays(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    for path in (".pippin", "data", ".cache/huggingface/hub", "Library/Logs", ".config/pippin"):
+        (home / path).mkdir(parents=True)
+    options, log = home / ".config" / "pippin" / "config.toml", home / "Library" / "Logs" / "pippin.log.1"
+    log.touch()
+    monkeypatch.setattr("pwd.getpwnam", lambda _: pwd.struct_passwd(_entry(home)))
+
+    def uninstall() -> list[str]:
+        machine.manager.file.write_text(machine.manager.definition(Service(Path("/bin/node"), "anna", home)))
+        assert main(["service", "uninstall"]) == 0
+        return [line.split("   ")[0].strip() for line in capsys.readouterr().out.splitlines()]
+
+    hub = home / ".cache" / "huggingface" / "hub"
+    logs = [str(log)] if machine.manager.log_files else []
+    assert uninstall() == ["The service is gone.", "Still there:", str(home / ".pippin"), *logs, str(hub)]
+    options.write_text('data-dir = "~/data"\n')
+    assert uninstall()[2:] == [str(home / "data"), str(options), *logs, str(hub)]
+    shutil.rmtree(home)
+    assert uninstall() == ["The service is gone."]
+    machine.manager.file.write_text("of another version")
+    assert main(["service", "uninstall"]) == 0
+    assert not machine.manager.file.exists()
+
+
+def _entry(home: Path) -> tuple[str, str, int, int, str, str, str]:
+    """Of a user in the system's list."""
+    return "anna", "x", os.getuid(), os.getgid(), "", str(home), "/bin/sh"
 
 
 def test_a_stopped_service(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
