@@ -74,7 +74,7 @@ class KvStore:
 
     def open(self) -> None:
         """Find the blocks of earlier processes, and delete what those did not finish. Blocks on the disk; if that fails,
-        nothing is stored.
+        nothing is stored for a while.
         """
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -166,10 +166,14 @@ class KvStore:
 
     @property
     def may_write(self) -> bool:
-        return bool(self.budget) and time.monotonic() >= self._paused_until
+        """Also if the disk failed when it was opened: the next write opens it."""
+        can = self.budget or (self.failure and self._given != 0)
+        return bool(can) and time.monotonic() >= self._paused_until
 
     def write(self, model: str, name: str, kv: Kv) -> None:
         """Store caches of a block, whose numbers follow each other, unless they are here. Blocks on the disk."""
+        if self.may_write and not self.budget:
+            self.open()
         if not self.may_write or not self.held(name, kv.keys()) < kv.keys():
             return
         first, end = min(kv), max(kv) + 1

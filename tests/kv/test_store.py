@@ -243,3 +243,23 @@ def test_a_budget_of_0_writes_nothing(tmp_path: Path) -> None:
     store = opened(tmp_path, 0)
     store.write("some/model", NAMES[0], kv(0, 1))
     assert store.bytes == 0
+
+
+def test_kv_is_kept_again_when_the_disk_that_failed_at_the_start_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(store_module.time, "monotonic", lambda: clock[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "glob", failing)
+        store = opened(tmp_path)
+    assert store.failure == os.strerror(errno.EIO)
+    assert not store.may_write
+    clock[0] += 61
+    store.write("some/model", NAMES[0], kv(0, 1))
+    assert store.parts(NAMES[0])
+    assert (store.failure, store.may_write) == ("", True)
+
+
+def failing(*_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -15,6 +15,7 @@ from node.core.frames import Forget, Frame, Restore, Tensor
 from node.core.models import ModelVersion
 from node.core.pool import Pool
 from node.kv.blocks import BLOCK, chain_of, names_of
+from node.kv.copies import KvCopies
 from node.kv.exchange import KvExchange
 from node.kv.store import KvStore
 from node.ring.stored_kv import StoredKv
@@ -76,7 +77,7 @@ def pool() -> Pool:
 def stored(store: KvStore, pool: Pool) -> StoredKv:
     exchange = KvExchange(store, pool, NO_CLIENT, others=list, is_member=lambda _: True)
     fake: Any = Pieces()
-    return StoredKv(exchange, fake, pool)
+    return StoredKv(exchange, fake, pool, KvCopies(exchange, lambda _: None))
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ async def test_it_reads_no_more_than_another_stage_has(stored: StoredKv, hanging
 
 @pytest.mark.parametrize("missing", [0, 2])
 async def test_blocks_behind_one_that_nobody_has_are_not_read(stored: StoredKv, missing: int) -> None:
-    stored.exchange.store.discard(names_of(CHAIN)[missing])
+    stored.exchange.store.discard(names_of(CHAIN)[missing], "it is deleted")
     runner: Any = Runner()
     taking = Taking(stored, runner)
     taking.told(ASKED)
