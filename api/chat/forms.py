@@ -44,9 +44,9 @@ _KINDS = {
 }
 """What each parameter holds."""
 _OFF: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("min_tokens", "mirostat", "dry_multiplier", "xtc_probability"), (0,)),
+    **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability"), (0,)),
     **dict.fromkeys(("typical_p", "typical", "tfs_z"), (1,)),
-    **dict.fromkeys(("bad_words", "allowed_token_ids", "bad_words_ids", "logits_processors"), ([],)),
+    **dict.fromkeys(("bad_words", "bad_words_ids", "logits_processors"), ([],)),
     **dict.fromkeys(("use_beam_search", "structured_outputs.structural_tag"), (False,)),
     "web_search_options": (),
 }

@@ -76,19 +76,29 @@ class Prepared:
 
         `reader`: creates the reader of one choice. `control_logprobs`: see Answer. Raises BadRequest, ContextExceeded.
         """
-        model, body, sampling = self.model, self.body, self.sampling
-        check_tokens(model, sampling.logit_bias, param="logit_bias")
+        model, body = self.model, self.body
+        check_tokens(model, body.logit_bias, param="logit_bias")
         check_tokens(model, body.stop_token_ids, param="stop_token_ids")
+        check_tokens(model, body.allowed_token_ids, param="allowed_token_ids")
+        if body.allowed_token_ids and self.grammar:
+            both = "a form of the answer, or with calls that follow a schema"
+            raise BadRequest(f"'allowed_token_ids' can't be combined with {both}.", param="allowed_token_ids")
         fim = model.tokenizer.fim if body.is_middle else None
         silent = fim.ends if fim else frozenset[int]()
-        ends = frozenset() if body.ignore_eos and not self.grammar else model.tokenizer.eos | silent
+        eos = frozenset() if body.ignore_eos and not self.grammar else model.tokenizer.eos | silent
+        ends = eos | frozenset(body.stop_token_ids)
+        sampling = replace(self.sampling, late=tuple(sorted(ends)) if body.min_tokens else ())
+        if body.allowed_token_ids and body.min_tokens and ends.issuperset(body.allowed_token_ids):
+            raise BadRequest(
+                "'allowed_token_ids' has no token that does not end the answer.", param="allowed_token_ids"
+            )
         request = GenerateRequest(
             id=self.id,
             model=model.id,
             prompt=tuple(prompt),
             max_tokens=self.max_new_tokens(prompt),
             # After a complete grammar only EOS can come, so `ignore_eos` has no effect.
-            stop_tokens=ends | frozenset(body.stop_token_ids),
+            stop_tokens=ends,
             sampling=sampling,
             grammar=self.grammar,
             client=self.client,

@@ -22,7 +22,15 @@ from api.chat.forms import Format, check_off, format_of
 from api.chat.message import StrictModel, Whole, join_parts
 from api.http.errors import Unsupported
 from api.http.json_object import Json
-from api.http.limits import MAX_BIASES, MAX_CHOICES, MAX_INPUTS, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS
+from api.http.limits import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_INPUTS,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+)
 from node.core.errors import BadRequest, PippinError
 from node.core.generation import RANGES, Sampling
 from node.core.limits import MAX_NAME_CHARS
@@ -140,6 +148,8 @@ class GenerationRequest(SamplingFields):
     # Not OpenAI's, but common among local servers.
     ignore_eos: bool = False
     stop_token_ids: list[Whole] = Field(default=[], max_length=MAX_STOP_TOKENS, fail_fast=True)
+    min_tokens: Whole = Field(default=0, ge=0, le=MAX_INT)
+    allowed_token_ids: list[Whole] = Field(default=[], max_length=MAX_ALLOWED_TOKENS, fail_fast=True)
     # Of this server: what counts where neither the request nor the model says it, instead of OpenAI's defaults.
     sampling_defaults: SamplingFields = SamplingFields()
     _peer_format: Format | None = PrivateAttr(default=None)
@@ -197,6 +207,8 @@ class GenerationRequest(SamplingFields):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
+            min_tokens=self.min_tokens,
+            only=tuple(self.allowed_token_ids),
             logprobs=self.wanted_logprobs,
         )
 
@@ -204,6 +216,13 @@ class GenerationRequest(SamplingFields):
     def _stream_options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise BadRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        return self
+
+    @model_validator(mode="after")
+    def _least_is_within_most(self) -> Self:
+        if self.answer_tokens is not None and self.min_tokens > self.answer_tokens:
+            most = f"the most tokens of an answer are {self.answer_tokens}"
+            raise BadRequest(f"Invalid 'min_tokens': it is {self.min_tokens}, but {most}.", param="min_tokens")
         return self
 
 

@@ -49,6 +49,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 """Maximum characters of a stop string, or of a text in an adapter."""
 MAX_BIASES = 1024
+MAX_ALLOWED_TOKENS = 16_384
 MAX_CHOICES = 128
 """Maximum `n` or `best_of`: answers to one prompt."""
 MAX_INPUTS = 2048

@@ -18,7 +18,16 @@ from node.core.errors import BadRequest
 CHAT_PARAMETERS = (
     *("temperature", "top_p", "parallel_tool_calls", "reasoning_effort", "truncation"),
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "chat_template_kwargs", "adapter"),
-    *("seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "prediction"),
+    *(
+        "seed",
+        "stop",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "prediction",
+        "min_tokens",
+        "allowed_token_ids",
+    ),
 )
 """Parameters passed to chat by the same names; all but the first five are extensions of OpenAI's Responses API."""
 

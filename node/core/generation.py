@@ -56,6 +56,11 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    """Number of tokens of the answer before which none of `late` comes; where a grammar allows nothing else, it comes all the same."""
+    late: tuple[int, ...] = ()
+    only: tuple[int, ...] = ()
+    """The tokens that may come; empty: all."""
     logprobs: int | None = None
     """k: report the chosen token's log-probability and the k likeliest tokens; None: report none."""
 

@@ -1,6 +1,6 @@
 """Samples the next token of each row.
 
-In this order, in float32: penalties and bias are added to the logits; tokens that the grammar forbids are excluded;
+In this order, in float32: penalties and bias are added to the logits; tokens that the grammar or the request forbids are excluded;
 the logits are divided by the temperature; top_k, top_p and min_p exclude tokens, top_p and min_p among the remaining
 ones; a token is drawn. Log-probabilities are of the model's own distribution, before all of this.
 
@@ -18,6 +18,8 @@ import numpy as np
 
 from node.core.generation import Sampling
 from node.text.constraint import Constraint
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 NO_TOKEN = -1
 """Stands for a token if the logits are not finite."""
@@ -107,7 +109,7 @@ def begin_draw(logits: mx.array, draws: Sequence[Draw], beside: Sequence[mx.arra
     of the arrays `beside` it. Seed and position are the state of the random numbers, so a request gets the same tokens
     on every node and in every run.
     """
-    allowed = [draw.constraint.allowed(draw.history.generated) if draw.constraint else None for draw in draws]
+    allowed = [_allowed(draw, logits.shape[-1]) for draw in draws]
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     if all(p.temperature == 0 and not p.logit_bias and not p.penalizes for p in (draw.sampling for draw in draws)):
         # On log-probabilities in the model's own dtype, as in mlx-lm, so that ties due to rounding are resolved alike.
@@ -190,6 +192,31 @@ def _adjust(row: mx.array, sampling: Sampling, history: History) -> mx.array:
     return row
 
 
+def _allowed(draw: Draw, size: int) -> bytes | None:
+    """Bits of the tokens that may come, as in `_forbid`; None: all of them."""
+    bits = draw.constraint.allowed(draw.history.generated) if draw.constraint else None
+    sampling = draw.sampling
+    late = sampling.late if draw.position < sampling.min_tokens else ()
+    if not (late or sampling.only):
+        return bits
+    flags = _flags(bits, size) if bits is not None else np.ones(size, bool)
+    if sampling.only:
+        flags &= _set(sampling.only, size)
+    if late and (others := flags & ~_set(late, size)).any():
+        flags = others
+    return np.packbits(flags, bitorder="little").tobytes()
+
+
+def _set(tokens: Sequence[int], size: int) -> Flags:
+    flags = np.zeros(size, bool)
+    flags[[token for token in tokens if token < size]] = True
+    return flags
+
+
+def _flags(bits: bytes, size: int) -> Flags:
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=size, bitorder="little").astype(bool)
+
+
 def _forbid(x: mx.array, allowed: Sequence[bytes | None]) -> mx.array:
     """Set x [rows, vocabulary] to -inf where a row's bit is 0, lowest bit of each byte first; rows without bits stay."""
     if not any(allowed):
@@ -197,8 +224,7 @@ def _forbid(x: mx.array, allowed: Sequence[bytes | None]) -> mx.array:
     rows = list(x)
     for k, bits in enumerate(allowed):
         if bits is not None:
-            flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=x.shape[-1], bitorder="little")
-            rows[k] = mx.where(mx.array(flags), rows[k], -mx.inf)
+            rows[k] = mx.where(mx.array(_flags(bits, x.shape[-1])), rows[k], -mx.inf)
     return mx.stack(rows)
 
 

@@ -87,11 +87,9 @@ async def test_a_wrong_one_is_named(server, given, param, said):
 @pytest.mark.parametrize(
     ("given", "off"),
     [
-        ({"min_tokens": 5}, {"min_tokens": 0}),
         ({"mirostat": 2}, {"mirostat": 0}),
         ({"typical_p": 0.5}, {"typical_p": 1.0}),
         ({"bad_words": ["x"]}, {"bad_words": []}),
-        ({"allowed_token_ids": [1]}, {"allowed_token_ids": None}),
         ({"use_beam_search": True}, {"use_beam_search": False}),
         ({"web_search_options": {}}, {"web_search_options": None}),
     ],
@@ -101,6 +99,28 @@ async def test_what_would_change_the_answer_is_refused_unless_it_is_off(server, 
     (name,) = given
     assert (found.status, found.json["error"]["code"], found.json["error"]["param"]) == (400, "unsupported", name)
     assert (await ask(server, **off)).status == 200
+
+
+async def test_the_least_tokens_and_the_only_ones(server):
+    """As lm-eval's and vLLM's clients send them."""
+    assert (
+        await ask(server, min_tokens=5, stop_token_ids=[7], allowed_token_ids=[7, 9, 11], max_tokens=8)
+    ).status == 200
+    made = server.backend.requests[-1].sampling
+    assert (made.min_tokens, set(made.late), made.only) == (5, {7, *server.backend.model.tokenizer.eos}, (7, 9, 11))
+    assert (await ask(server, min_tokens=0, allowed_token_ids=None)).status == 200
+    made = server.backend.requests[-1].sampling
+    assert (made.min_tokens, made.late, made.only) == (0, (), ())
+    for given, param in (
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"allowed_token_ids": [10**8]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 1}, "allowed_token_ids"),
+        ({"allowed_token_ids": [7], "guided_regex": "a+"}, "allowed_token_ids"),
+        ({"allowed_token_ids": list(range(16_385))}, "allowed_token_ids"),
+    ):
+        refused = await ask(server, **given)
+        assert (refused.status, refused.json["error"]["param"]) == (400, param)
 
 
 async def test_penalties_and_stop_tokens_by_other_names(server):

@@ -1,12 +1,13 @@
 """Sampling: the formulas against numbers computed by hand; random numbers depend on (seed, position) alone."""
 
 import math
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from node.core.generation import Sampling
-from node.engine.sampling import History, Sampled, score
+from node.engine.sampling import Draw, History, Sampled, begin_draw, score
 from tests.engine.models import sample
 
 LOGITS = [2.0, 1.0, 0.0, -1.0, -2.0]
@@ -202,3 +203,41 @@ def test_score_gives_the_prompts_own():
     assert [each.logprob for each in scored] == pytest.approx([-1 - total, 2 - total], abs=1e-3)
     assert [token for token, _ in scored[0].top] == [0, 1, 2, 3, 4]
     assert score(mx.array([LOGITS]), [1], top=0)[0].top == ()
+
+
+def test_a_request_may_name_the_only_tokens():
+    only = (1, 3, 4, 99)
+    for temperature in (0, 1):
+        sampling = Sampling(temperature=temperature, only=only, seed=5)
+        drawn = {draw(LOGITS, sampling, position=p) for p in range(100)}
+        assert drawn == ({1} if temperature == 0 else {1, 3, 4})
+
+
+def test_what_ends_an_answer_comes_late():
+    for temperature in (0, 1):
+        sampling = Sampling(temperature=temperature, min_tokens=3, late=(0, 2), seed=5)
+        drawn = [[draw(LOGITS, sampling, position=p) for p in (0, 1, 2)] for _ in range(3)]
+        assert {token for each in drawn for token in each} <= {1, 3, 4}
+        free = Sampling(temperature=temperature, seed=5)
+        after = [draw(LOGITS, sampling, position=p) for p in range(3, 60)]
+        assert after == [draw(LOGITS, free, position=p) for p in range(3, 60)]
+        assert 0 in after
+
+
+def test_where_a_grammar_allows_only_an_end_it_comes_early():
+    class Ended:
+        def allowed(self, generated):
+            return bytes([0b00101])
+
+    sampling = Sampling(temperature=0, min_tokens=3, late=(0, 2))
+    constraint: Any = Ended()
+    drawn = begin_draw(mx.array([LOGITS]), [Draw(sampling, 0, NONE, constraint=constraint)]).read()
+    assert drawn[0].token == 0
+
+
+def test_log_probabilities_do_not_depend_on_what_may_come():
+    free = Sampling(temperature=0, logprobs=2)
+    bound = Sampling(temperature=0, logprobs=2, only=(3,))
+    one, other = sample(mx.array([LOGITS] * 2), [free, bound], [0, 0], [NONE] * 2)
+    assert one.top == other.top
+    assert (one.token, other.token) == (0, 3)

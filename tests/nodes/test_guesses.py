@@ -15,6 +15,8 @@ GREEDY: dict[str, Any] = {"content": "Count from 1 to 100", "max_tokens": 300}
 SEEDED: dict[str, Any] = {"content": "Tell me a story.", "max_tokens": 120, "temperature": 1, "seed": 3}
 PENALIZED = GREEDY | {"frequency_penalty": 0.5, "max_tokens": 60}
 LETTERS = {"type": "array", "items": {"enum": ["a", "b", "é", "日本"]}, "minItems": 20, "maxItems": 20}
+LONG = SEEDED | {"content": "Hello", "min_tokens": 60}
+LIMITED = SEEDED | {"allowed_token_ids": list(range(300, 900)), "max_tokens": 60}
 GUIDED = SEEDED | {
     "response_format": {"type": "json_schema", "json_schema": {"name": "letters", "schema": LETTERS}},
 }
@@ -30,7 +32,7 @@ def guesses(node: Node) -> dict[str, Any]:
     return counted
 
 
-@pytest.mark.parametrize("ask", [GREEDY, SEEDED, PENALIZED, GUIDED])
+@pytest.mark.parametrize("ask", [GREEDY, SEEDED, PENALIZED, GUIDED, LONG, LIMITED])
 def test_guesses_change_no_text(three: Cluster, ask: dict[str, Any]) -> None:
     node = three.nodes[0]
     text = node.chat(**ask).text
