@@ -42,24 +42,17 @@ def build_models(
 
 
 def _model(model: str, view: ClusterView, reports: list[NodeReport], state: str) -> Json:
-    size = _size(model, view, reports)
-    reason = _obstacle(model, size, view, reports)
+    on_disk = max((held.bytes for report in reports for held in report.models if held.id == model), default=0)
+    weights = next((spec.weight_bytes for spec in view.placement.specs if spec.id == model), on_disk)
+    reason = _obstacle(model, weights, view, reports)
     return {
         "id": model,
         "state": state,
-        "bytes": size,
+        "bytes": on_disk or weights,
         "nodes": [report.info.id for report in reports if any(held.id == model for held in report.models)],
         "fits": not reason,
         "reason": reason,
     }
-
-
-def _size(model: str, view: ClusterView, reports: list[NodeReport]) -> int:
-    """Bytes of the weights: as placed, or as the files have them; 0 if unknown."""
-    for spec in view.placement.specs:
-        if spec.id == model:
-            return spec.weight_bytes
-    return max((held.bytes for report in reports for held in report.models if held.id == model), default=0)
 
 
 def _obstacle(model: str, size: int, view: ClusterView, reports: list[NodeReport]) -> str:

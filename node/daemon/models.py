@@ -105,15 +105,18 @@ class Models:
 
     def _named(self) -> tuple[tuple[str, ...], tuple[DraftChoice, ...]]:
         """The models of --model and --draft. May search the disk."""
-        drafts = tuple(DraftChoice(*map(self._full_id, names)) for names in self._options.drafts)
-        return tuple(map(self._full_id, self._options.models)), drafts
+        drafts = [
+            DraftChoice(self._full_id(model, "--draft"), self._full_id(draft, "--draft"))
+            for model, draft in self._options.drafts
+        ]
+        return tuple(self._full_id(model, "--model") for model in self._options.models), tuple(drafts)
 
-    def _full_id(self, model: str) -> str:
-        """Id of a model named by --model; the name as it is if no such model is found."""
+    def _full_id(self, model: str, option: str) -> str:
+        """Id of a model named by an option; the name as it is if no such model is found."""
         try:
             return self.catalogue.find(model)
         except (PippinError, OSError) as error:
-            log.error("--model %s: %s", model, error)
+            log.error("%s %s: %s", option, model, error)
             return model
 
 

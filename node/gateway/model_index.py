@@ -53,7 +53,7 @@ class ModelIndex:
         revisions = {each.id: each.revision for each in held} | {
             each.model: each.version.revision for each in placement.rings
         }
-        sizes = {each.id: each.bytes for each in held} | {spec.id: spec.weight_bytes for spec in placement.specs}
+        sizes = {spec.id: spec.weight_bytes for spec in placement.specs} | {each.id: each.bytes for each in held}
         return [
             ModelEntry(
                 name,

@@ -83,7 +83,7 @@ class Catalogue:
             created: dict[str, int] = {}
             for model_id, folder in self._scanner.search(self._roots, self._fetched, self._hub_cache):
                 if folder.whole and len(local) < MAX_MODELS:
-                    local[HeldModel(model_id, folder.revision, folder.weight_bytes)] = None
+                    local[HeldModel(model_id, folder.revision, folder.bytes)] = None
                     created.setdefault(model_id, folder.files["config.json"][1] // 1_000_000_000)
             self._created, self._local = created, tuple(local)
             self._gguf = tuple(sorted(set(self._scanner.gguf) - created.keys()))

@@ -39,9 +39,9 @@ class Folder:
     """Commit of the model; for a complete local directory its fingerprint, for an incomplete one empty."""
 
     @property
-    def weight_bytes(self) -> int:
-        """On the disk: what several names link to counts once."""
-        return sum({file: size for name, (size, _, file) in self.files.items() if is_weights(name)}.values())
+    def bytes(self) -> int:
+        """Of all files, on the disk: what several names link to counts once."""
+        return sum({file: size for size, _, file in self.files.values()}.values())
 
     @property
     def has_tokenizer(self) -> bool:

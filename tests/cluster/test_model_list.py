@@ -55,6 +55,9 @@ def test_a_placed_model_fits_and_its_size_is_the_placements():
     seen = view(peer(1, loads=(load(0),)), rings=(ring(1),))
     found = listed(replace(seen, placement=replace(seen.placement, specs=(spec,))))["m"]
     assert (found["state"], found["bytes"], found["fits"], found["nodes"]) == ("ready", 20, True, [])
+    seen = view(holding(1, HeldModel("m", "", 33), loads=(load(0),)), rings=(ring(1),))
+    found = listed(replace(seen, placement=replace(seen.placement, specs=(spec,))))["m"]
+    assert (found["bytes"], found["fits"]) == (33, True), "what its files take on the disk"
 
 
 def test_a_refused_model_does_not_fit():
