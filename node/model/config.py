@@ -13,12 +13,11 @@ from mlx_lm.utils import load_config
 from node.core.errors import ModelBroken, naming
 from node.core.generation import RANGES, in_range
 from node.core.mlx_errors import MLX_ERRORS
-from node.model.file_names import CONFIGS, check_size
+from node.model.file_names import CONFIGS, MAX_LICENSE_BYTES, check_size, is_license
 from node.model.json_parser import JsonParser
 
 log = logging.getLogger(__name__)
 
-MAX_LICENSE_BYTES = 64 * 2**10
 DAMAGED = (OSError, ValueError, RecursionError)
 """JSON and UTF-8 errors are ValueErrors."""
 
@@ -79,13 +78,13 @@ def read_template(directory: Path, parser: JsonParser) -> str:
 
 
 def read_license(directory: Path) -> str:
-    """The beginning of the model's license, if it is among its files here. Raises ModelBroken."""
+    """The beginning of the model's license and notices, as far as they are among its files here. Raises ModelBroken."""
+    texts: list[str] = []
     with _reading("The license", directory):
-        for path in (directory / "LICENSE", directory / "LICENSE.txt", directory / "LICENSE.md"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    return file.read(MAX_LICENSE_BYTES).decode("utf-8", "replace")
-        return ""
+        for path in sorted(path for path in directory.iterdir() if is_license(path.name) and path.is_file()):
+            with path.open("rb") as file:
+                texts.append(file.read(MAX_LICENSE_BYTES).decode("utf-8", "replace"))
+    return "\n".join(texts)[:MAX_LICENSE_BYTES]
 
 
 def check_small(path: Path) -> None:

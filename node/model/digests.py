@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from node.core.errors import ModelBroken
-from node.model.file_names import DESCRIPTION, is_small
+from node.model.file_names import DESCRIPTION, is_license, is_small
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_BLOB = re.compile(r"[0-9a-f]{40}")
@@ -76,11 +76,11 @@ def fingerprint(directory: Path, names: Iterable[str]) -> str:
     """Revision of a model in a local directory: the same for a copy on another machine. Raises OSError.
 
     It covers, of the named files, all bytes of config, tokenizer, template and index, but only size and samples of weights: reading
-    gigabytes would take too long.
+    gigabytes would take too long. Licenses change no answer.
     """
     digest = hashlib.sha256()
     for name in sorted(names):
-        if name == DESCRIPTION:  # it adds nothing to the other files
+        if name == DESCRIPTION or is_license(name):  # they add nothing to the other files
             continue
         with (directory / name).open("rb") as file:
             size = file.seek(0, 2)

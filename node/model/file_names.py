@@ -32,7 +32,10 @@ _SMALL = {
     *("emoji.json", "normalizer.json", "byte_maps.json", "entity_vocab.json", "target_vocab.json"),
     *("vocab-src.json", "vocab-tgt.json", "word_shape.json", "word_pronunciation.json"),
 }
-"""The names that mlx-lm and transformers read of a language model. Everything else in its folder stays private."""
+"""The names that mlx-lm and transformers read of a language model. But for its license, everything else in its folder stays private."""
+_LICENSE = re.compile(r"(?:licen[sc]e|notice)(?:[_-][\w-]+)?(?:\.txt|\.md)?", re.IGNORECASE | re.ASCII)
+MAX_LICENSE_BYTES = 64 * 2**10
+"""Maximum bytes of a license or a notice that is fetched with a model; a longer one stays where it is."""
 
 # Files that mlx-lm loads, and one that it leaves alone, of a layer that it has no code for. Python files are excluded on purpose: no code is taken from the hub or from a peer.
 _WEIGHTS = re.compile(r"(?:model[\w.-]*|mtp)\.safetensors")
@@ -43,9 +46,15 @@ def is_weights(name: str) -> bool:
     return _WEIGHTS.fullmatch(name) is not None
 
 
-def is_small(name: str) -> bool:
-    """Whether the name is of a small file: config, tokenizer, chat template, index; all that is not weights."""
-    return name in _SMALL
+def is_license(name: str) -> bool:
+    return _LICENSE.fullmatch(name) is not None
+
+
+def is_small(name: str, size: int = 0) -> bool:
+    """Whether a file of this name, and size if known, is a small one: config, tokenizer, chat template, index, license; all
+    that is not weights.
+    """
+    return name in _SMALL or (is_license(name) and size <= MAX_LICENSE_BYTES)
 
 
 def check_size(name: str, size: int) -> None:

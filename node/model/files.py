@@ -100,6 +100,8 @@ class Files:
             raise PeerUnavailable(f"No address of the driver of {model.id} is known.")
         gathering = self._gathering(model)
         offered = holders_of({peer: await self._others.client.listing(peer, model.id, model.revision)})
-        if not await gather_small(gathering, {file: peers for file, peers in offered.items() if is_small(file.name)}):
+        if not await gather_small(
+            gathering, {file: peers for file, peers in offered.items() if is_small(file.name, file.size)}
+        ):
             raise gathering.failure or PeerUnavailable(f"{peer} has sent wrong files of {model.id} before.")
         return self.catalogue.target(model.id, model.revision)

@@ -139,7 +139,7 @@ class Hub:
         """Download the small files, read the headers of the weights, and write a description for the next time."""
         info = self._api.model_info(model_id, revision=directory.name, files_metadata=True, timeout=STALL_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        small = list(filter(is_small, sizes))
+        small = [file for file, size in sizes.items() if is_small(file, size)]
         check_small_files(model_id, {file: sizes[file] for file in small})
         self._check_space(model_id, sum(sizes[file] for file in small))
         for file in small:

@@ -120,7 +120,7 @@ class StageFetch:
 
     async def _get_small(self, listings: Mapping[Address, Listing]) -> None:
         """Get the files without which nothing is known of the weights."""
-        held = {file: peers for file, peers in holders_of(listings).items() if is_small(file.name)}
+        held = {file: peers for file, peers in holders_of(listings).items() if is_small(file.name, file.size)}
         is_usable = self._gathering.usable(held).keys() == held.keys()
         if is_usable and {"config.json", DESCRIPTION} <= {file.name for file in held}:
             await gather_small(self._gathering, held)

@@ -18,6 +18,7 @@ from node.core.errors import (
 )
 from node.core.models import ModelVersion, Shard
 from node.model.catalogue import Catalogue
+from node.model.config import read_license
 from node.model.file_names import DESCRIPTION
 from node.model.hub import Hub
 from node.model.hub_errors import translated
@@ -147,6 +148,15 @@ def test_small_files_have_a_bound(fake_hub, hub, monkeypatch, bound, files):
     with pytest.raises(ModelBroken, match="are the most"):
         hub.metadata("org/model")
     assert not any(name in entry for entry in fake_hub.log for name in files)
+
+
+def test_licenses_come_along_unless_they_are_long(fake_hub, hub):
+    texts = {"LICENSE": b"Do", "Licence.md": b"as", "NOTICE.txt": b"you", "LICENSE-MODEL": b"like."}
+    others = {"NOTICE": b" " * (64 * 2**10 + 1), "LICENSE.py": b"x", "license.pdf": b"x", "LICENSES.zip": b"x"}
+    fake_hub.repos["org/model"] |= {**texts, **others}
+    directory = hub.metadata("org/model").directory
+    assert {path.name: path.read_bytes() for path in directory.iterdir() if path.name in {**texts, **others}} == texts
+    assert read_license(directory) == "Do\nlike.\nas\nyou"
 
 
 def test_files_that_nothing_reads_stay_on_the_hub(fake_hub, hub):

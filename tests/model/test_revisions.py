@@ -34,6 +34,7 @@ def test_a_copy_has_the_same_revision_and_a_change_another_one(tmp_path, catalog
         os.utime(file, (1, 1))
     assert revision(catalogue, "copy") == before
     (directory / "README.md").write_text("# Another card")
+    (directory / "LICENSE").write_text("Do as you like.")
     (directory / DESCRIPTION).write_bytes(Layout(directory).weights.to_json())
     assert revision(catalogue) == before, "what is not loaded does not count"
 

@@ -73,6 +73,7 @@ def pull(node: Node) -> subprocess.Popen[bytes]:
 def test_files_leave_the_hub_once_and_a_node_without_internet_serves(
     cluster: Cluster, hub: FakeHub, stock: dict[str, str]
 ) -> None:
+    hub.repos[ID] |= {"LICENSE": b"Do as you like.\n", "NOTICE.txt": b"By us.", "license_check.py": b"exit()"}
     homes = [cluster.directory / f"home-{number}" for number in (1, 2, 3)]
     launched = [cluster.launch("--max-rings", "1", environment=of_hub(hub, home)) for home in homes[:2]]
     one, two = (node.started() for node in launched)
@@ -93,7 +94,9 @@ def test_files_leave_the_hub_once_and_a_node_without_internet_serves(
     cluster.agreed(three)
     answer = three.post("/v1/chat/completions", chat_body("Hello", model=ID, max_tokens=64))
     assert answer.text == stock["Hello"]
+    assert three.post("/api/show", {"model": ID}).json["license"] == "Do as you like.\n\nBy us."
     assert len(hub.log) == requests
+    assert not any("license_check" in entry for entry in hub.log)
 
 
 def test_a_peer_and_the_receiver_are_killed_half_way_and_nothing_comes_twice(cluster: Cluster, hub: FakeHub) -> None:
