@@ -81,7 +81,8 @@ async def show(env: Env, request: web.Request) -> web.Response:
             "license": model.license,
             "modelfile": _modelfile(model, parameters),
             "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
-            "template": model.template,
+            # Programs look for the place of a suffix, as Ollama's templates of models that fill in have it.
+            "template": model.template + ("{# .Suffix #}" if model.fills_in else ""),
             "details": _details(model.entry),
             "model_info": _info(model),
             "capabilities": _capabilities(model),

@@ -135,6 +135,8 @@ class ScriptedBackend:
     """The status, if it is another one."""
     aliases: Sequence[str] = ()
     """Other names of the model."""
+    fills_in: bool = False
+    """Whether it is described as a model that fills in."""
     evaluated: list[EvaluateRequest] = field(default_factory=list)
     recent: RecentLines = field(default_factory=RecentLines)
     """The log of every node."""
@@ -191,7 +193,8 @@ class ScriptedBackend:
             entry = replace(entry, config={"model_type": "llama", "torch_dtype": "float32"}, context=self.model.context)
             return ModelDescription(entry, "", embeds=False)
         template = "{% for tool in tools %}…{% endfor %}<think>"
-        return ModelDescription(await self.told(entry), template, True, "Do as you like.", self.model.sampling)
+        licensed, sampling = "Do as you like.", self.model.sampling
+        return ModelDescription(await self.told(entry), template, True, licensed, sampling, self.fills_in)
 
     def loading(self, model_id: str) -> str:
         return self.awaited
