@@ -100,6 +100,8 @@ class Store:
     number: SequenceId
     chain: bytes
     """Their names: see node.kv.blocks."""
+    state: bool = False
+    """Also what the caches that have no blocks are now, before the step: the sequence is at the end of the last block."""
 
 
 CacheOp = Open | Merge | Filter | Drop | Keep | Reuse | Take | Forget | Back | Store

@@ -12,14 +12,33 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from node.core.errors import PippinError
-from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, SequenceId, Take
+from node.core.frames import (
+    Back,
+    CacheOp,
+    Drop,
+    Filter,
+    Forget,
+    Held,
+    Keep,
+    Merge,
+    Open,
+    Reuse,
+    SequenceId,
+    Store,
+    Take,
+)
+from node.core.lru_cache import keep
 from node.engine import caches
 from node.engine.caches import Undo
+from node.engine.kv_blocks import State, state_of
 from node.engine.plan import Plan
 from node.engine.sampling import Drawn
+from node.kv.blocks import BLOCK, NAME_BYTES
 
 _MAX_CACHES = 4096
 """Maximum of lanes and prefixes. A driver uses some hundreds: one for each session and each prefix."""
+_MAX_STATES = 8
+"""That wait to be copied; each may have megabytes. Those that have waited longest are not stored."""
 
 
 @dataclass
@@ -108,6 +127,8 @@ class Lanes:
         self._where = where
         self._lanes: dict[SequenceId, CacheLane] = {}
         self._prefixes: dict[SequenceId, CacheLane] = {}
+        self.states: dict[SequenceId, State] = {}
+        """Of sequences that are to be on the disk, until they are taken to be copied."""
 
     def sibling(self) -> "Lanes":
         """Empty lanes and prefixes for another ring of the same layers."""
@@ -124,7 +145,7 @@ class Lanes:
         return sum(caches.total_bytes(lane.caches) for lane in (*self._lanes.values(), *self._prefixes.values()))
 
     def apply(self, op: CacheOp) -> None:
-        """Apply one cache operation; Store is none. Raises PippinError when it does not fit; the caches are then unchanged."""
+        """Apply one cache operation; Store changes none. Raises PippinError when it does not fit; the caches are then unchanged."""
         if isinstance(op, Open | Keep | Reuse) and len(self._lanes) + len(self._prefixes) >= _MAX_CACHES:
             raise PippinError(f"There are {_MAX_CACHES} lanes and prefixes already, the maximum of a stage.")
         match op:
@@ -147,12 +168,15 @@ class Lanes:
             case Forget(prefix):
                 self._prefixes.pop(prefix, None)
             case Back(lane, tokens):
-                held = self.lane(lane)
-                if not 0 < tokens <= len(held.undos):
-                    raise PippinError(
-                        f"Lane {lane} has {len(held.undos)} guesses, of which {tokens} can't be taken back."
-                    )
-                held.back(tokens)
+                self._back(lane, tokens)
+            case Store(number, chain, True):
+                self._keep_state(number, len(chain) // NAME_BYTES * BLOCK)
+
+    def _back(self, number: SequenceId, tokens: int) -> None:
+        lane = self.lane(number)
+        if not 0 < tokens <= len(lane.undos):
+            raise PippinError(f"Lane {number} has {len(lane.undos)} guesses, of which {tokens} can't be taken back.")
+        lane.back(tokens)
 
     def clear(self) -> None:
         """Free all lanes and prefixes, and MLX's buffers."""
@@ -284,6 +308,14 @@ class Lanes:
                 copied.caches[entry] = caches.single(cache, row)
         copied.trim(1 if lane.ahead else 0)
         self._prefixes[prefix] = copied.first(tokens)
+
+    def _keep_state(self, number: SequenceId, tokens: int) -> None:
+        """Note the state of a prompt's lane, if it has so many tokens."""
+        lane = next((lane for lane in self._lanes.values() if lane.numbers == [number]), None)
+        if lane and lane.positions == [tokens] and not lane.undos:
+            state = state_of(dict(zip(self._wanted, lane.caches, strict=True)))
+            if state is not None:
+                keep(self.states, number, state, _MAX_STATES)
 
     def find(self, number: SequenceId, leftover: LeftoverKv) -> tuple[CacheLane, int] | None:
         """Where a sequence is, of this ring or left by an earlier one, and in which row; None if it is nowhere."""

@@ -62,12 +62,13 @@ class Runner:
         self.plan = stage.plan
         self.constraints = Constraints(directory, self.plan.vocabulary)
         """Of the sessions' grammars; may be used in any thread."""
-        self.blocks_of = stage.blocks_of
-        """The caches of which there are blocks on disk; see Stage."""
-        self.block_bytes = 2 * BLOCK * sum(cost.per_token for cost in stage.plan.kv[stage.start : stage.end]) + (
-            1 << 20
-        )
+        self.blocks_of, self.cut_caches, self.state_caches = stage.blocks_of, stage.cut_caches, stage.state_caches
+        """The caches that are kept on disk, those that have something in a block, and those that have a state; see Stage."""
+        costs = stage.plan.kv[stage.start : stage.end]
+        self.block_bytes = 2 * BLOCK * sum(cost.per_token for cost in costs) + (1 << 20)
         """More than a block of them has."""
+        self.state_bytes = 2 * sum(cost.fixed + cost.per_token * cost.window for cost in costs) + (1 << 20)
+        """More than their state has."""
         self.kv_bytes = 0
         """Bytes of the caches after the last operation on them; may be read in any thread."""
 
@@ -120,10 +121,16 @@ class Runner:
         """See Stage.block. None also after a failure of the device, as the KV may be wrong."""
         return self._stage.block(number, index) if self._device_faults.count == self._since else None
 
-    def restore(self, prefix: SequenceId, blocks: Sequence[Block]) -> Generator[float, None, int | None]:
-        """Make a prefix of the first blocks, in pieces. Returns how many: see Stage.restore; None if MLX fails."""
+    def state(self, number: SequenceId) -> Block | None:
+        """See Stage.state, and `block`."""
+        return self._stage.state(number) if self._device_faults.count == self._since else None
+
+    def restore(
+        self, prefix: SequenceId, blocks: Sequence[Block], state: Block | None, tokens: int
+    ) -> Generator[float, None, int | None]:
+        """See Stage.restore. Returns None if MLX fails."""
         try:
-            whole = yield from self._stage.restore(prefix, blocks)
+            whole = yield from self._stage.restore(prefix, blocks, state, tokens)
         except (PippinError, *MLX_ERRORS) as error:
             if fault_of(error):
                 raise

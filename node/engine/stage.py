@@ -16,7 +16,18 @@ from node.core.frames import SequenceId
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import PartialModel, Place, around_layers, find_layers, record_outputs
-from node.engine.kv_blocks import Block, Layout, can_be_cut, cut_block, fill, fits, layout
+from node.engine.kv_blocks import (
+    Block,
+    Layout,
+    block_layout,
+    can_be_cut,
+    copied,
+    cut_block,
+    fill,
+    fits,
+    has_state,
+    state_layout,
+)
 from node.engine.lanes import CacheLane, Lanes, LeftoverKv
 from node.engine.plan import Plan
 from node.kv.blocks import BLOCK
@@ -89,11 +100,17 @@ class Stage:
         self._own = sorted(own)
         new = caches.empty_caches(self.model, self.plan.kv_bits)
         whole = range(self._own[0], self._own[-1] + 1) if self._own else range(0)
-        fits = self.plan.trimmable and not self.plan.chunked and list(whole) == self._own
-        self.blocks_of = whole if fits and can_be_cut(new[k] for k in whole) else range(0)
-        """The caches, by their numbers in the model, of whose KV blocks can be made: all of this stage, or none."""
-        self._layout: Layout = {}
-        """Of such a block; empty until it is asked for. Siblings share it."""
+        of = {k: list(caches.parts([new[k]])) for k in whole}
+        can_be_stored = all(can_be_cut(part) or has_state(part) for each in of.values() for part in each)
+        fits = not self.plan.chunked and list(whole) == self._own and can_be_stored
+        self.blocks_of = whole if fits else range(0)
+        """The caches, by their numbers in the model, whose KV can be on disks: all of this stage, or none."""
+        self.cut_caches = frozenset(k for k, each in of.items() if any(map(can_be_cut, each)))
+        """Those that have something in a block."""
+        self.state_caches = frozenset(k for k, each in of.items() if any(map(has_state, each)))
+        """Those that have a state."""
+        self._probed: dict[int, Any] = {}
+        """Those caches after a token, of which nothing is computed; empty until they are asked for. Siblings share it."""
         kinds = [caches.kind(cache) for cache in new]
         first: dict[Any, int] = {}
         for k in (*self._own, *range(len(kinds))):
@@ -113,21 +130,37 @@ class Stage:
             return None
         return cut_block(dict(zip(self._own, lane.caches, strict=False)), row, index)
 
-    def restore(self, prefix: SequenceId, blocks: Sequence[Block]) -> Generator[float, None, int]:
-        """Make a prefix of the first blocks of a sequence, in pieces. Returns how many there are before the first one that
-        this stage could not have made.
+    def state(self, number: SequenceId) -> Block | None:
+        """A copy of the state of a sequence that the last Store kept; None if there is none, or a value is not finite."""
+        kept = self.lanes.states.pop(number, None)
+        return copied({k: kept[k] for k in self._own}) if kept else None
+
+    def restore(
+        self, prefix: SequenceId, blocks: Sequence[Block], state: Block | None, tokens: int
+    ) -> Generator[float, None, int]:
+        """Make a prefix of the first `tokens` of a sequence, in pieces: of its blocks, if this stage has any, and where the
+        plan is not trimmable of the state behind them, if it has any. Returns how many of these come before the first one that this stage
+        could not have made. If there is such a one, blocks alone become a shorter prefix, and a state none.
         """
-        if not self._layout:
+        if not self._probed:
             probed = caches.empty_caches(self.model, self.plan.kv_bits)
             self.model(mx.zeros((1, 1), mx.int32), cache=probed)  # computes nothing
-            self._layout |= layout({k: probed[k] for k in self._own})
-        whole = next((k for k, block in enumerate(blocks) if not fits(block, self._layout)), len(blocks))
-        if whole:
+            self._probed |= {k: probed[k] for k in self._own}
+        wanted = block_layout({k: self._probed[k] for k in sorted(self.cut_caches)})
+        whole = next((k for k, block in enumerate(blocks) if not fits(block, wanted)), len(blocks))
+        if self.plan.trimmable:
+            tokens = whole * BLOCK
+        elif whole < len(blocks) or not fits(state or {}, self._state_layout(tokens)):
+            return whole
+        if tokens:
             new = caches.empty_caches(self.model, self.plan.kv_bits)
             filled = {k: new[k] for k in self._own}
-            yield from fill(filled, blocks[:whole])
-            self.lanes.add_prefix(prefix, filled, whole * BLOCK)
-        return whole
+            yield from fill(filled, blocks[:whole], state, tokens)
+            self.lanes.add_prefix(prefix, filled, tokens)
+        return whole + (state is not None)
+
+    def _state_layout(self, tokens: int) -> Layout:
+        return state_layout({k: self._probed[k] for k in sorted(self.state_caches)}, tokens)
 
     # --- steps ---
 

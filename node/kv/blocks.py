@@ -1,5 +1,7 @@
 """Blocks of KV: 256 tokens of one sequence in some caches, with a name that says of which tokens, and as bytes. Pure.
 
+Caches that can't be cut, windows and recurrent states, have nothing in a block. Their state at its end has a name of its own.
+
 The name is a hash of the model's version and of all tokens up to the end of the block, so a block fits whatever ring computes that
 version. The bytes are a safetensors file: 8 bytes of header length, the header in JSON, the tensors' bytes. Its metadata has a
 digest for each cache, so that a reader can take single caches, and notices whatever is damaged, cut off, or another block.
@@ -24,13 +26,14 @@ MAX_BYTES = 1 << 30
 LAYOUT = f"1 mlx {version('mlx')} mlx-lm {version('mlx-lm')}"
 """Of a block's tensors, which are those of mlx-lm's caches. Another one makes other names: blocks of it are never found."""
 _MAX_HEADER = 1 << 22
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "uint32": "U32"}
+_MAX_AXES = 8
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "uint32": "U32", "int64": "I64"}
 """Those of KV, also of quantized KV, by MLX's names."""
-_MLX = {name: mlx for mlx, name in _DTYPES.items()}
-_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "U32": 4}
+_MLX = {name: mlx for mlx, name in DTYPES.items()}
+_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "U32": 4, "I64": 8}
 
 Kv = Mapping[int, Mapping[str, Tensor]]
-"""KV of a block: for each cache, by its number in the model, its tensors by name, with tokens as the last axis but one."""
+"""KV of a block: for each cache, by its number in the model, its tensors by name, with tokens as the last axis but one. Or a state."""
 
 
 class Damaged(ValueError):
@@ -51,6 +54,11 @@ def names_of(chain: bytes) -> list[str]:
     return [chain[at : at + NAME_BYTES].hex() for at in range(0, len(chain) - NAME_BYTES + 1, NAME_BYTES)]
 
 
+def state_name(name: str) -> str:
+    """The name of the state behind a block."""
+    return sha256(f"state {name}".encode()).digest()[:NAME_BYTES].hex()
+
+
 def encode(name: str, kv: Kv) -> list[bytes | memoryview]:
     """The bytes of a block, in parts. Raises KeyError for a dtype that KV does not have."""
     header: dict[str, object] = {}
@@ -59,7 +67,7 @@ def encode(name: str, kv: Kv) -> list[bytes | memoryview]:
         digests[str(cache)] = _digest(name, cache, tensors)
         for key, tensor in tensors.items():
             end = at + len(tensor.data)
-            place = {"dtype": _DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (at, end)}
+            place = {"dtype": DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (at, end)}
             header[f"{cache}.{key}"] = place
             data.append(tensor.data)
             at = end
@@ -95,7 +103,9 @@ def _tensor(file: BinaryIO, begin: int, entry: Any) -> Tensor:
     """Read a tensor, whose entry is untrusted. Raises what `decode` takes for Damaged."""
     dtype, shape = entry["dtype"], entry["shape"]
     at, end = entry["data_offsets"]
-    if len(shape) != 4 or not all(type(number) is int and 0 <= number < 2**40 for number in (*shape, at, end)):
+    if not 0 < len(shape) <= _MAX_AXES or not all(
+        type(number) is int and 0 <= number < 2**40 for number in (*shape, at, end)
+    ):
         raise ValueError(f"a tensor of shape {str(shape)[:100]} at {at!r:.50}")
     if not end - at == _BYTES[dtype] * math.prod(shape) <= MAX_BYTES:
         raise ValueError(f"a tensor of shape {shape} has {end - at} bytes")
@@ -109,6 +119,6 @@ def _tensor(file: BinaryIO, begin: int, entry: Any) -> Tensor:
 def _digest(name: str, cache: int, tensors: Mapping[str, Tensor]) -> str:
     digest = sha256(f"{name} {cache}".encode())
     for key, tensor in sorted(tensors.items()):
-        digest.update(f" {key} {_DTYPES[tensor.dtype]} {list(tensor.shape)} ".encode())
+        digest.update(f" {key} {DTYPES[tensor.dtype]} {list(tensor.shape)} ".encode())
         digest.update(tensor.data)
     return digest.hexdigest()

@@ -160,7 +160,7 @@ class KvCopies:
             if end // NAME_BYTES * sequence.block_bytes > keeper.budget:  # it would drive out the first ones
                 return
             block = await self.exchange.pool.run(self._read, chain[end - NAME_BYTES : end], sequence.caches)
-            if block is None:
+            if block is None or len(block) > MAX_COPIED_BYTES:
                 return
             await self.exchange.client.keep_kv(peer, sequence.model, chain[:end], block, rate)
             self._note(key, chain[:end])

@@ -18,7 +18,7 @@ from node.core.frames import Tensor
 from node.core.nodes import Address, Caller
 from node.core.pool import Pool
 from node.core.units import format_bytes
-from node.kv.blocks import NAME_BYTES, Damaged, Kv, decode, encode, names_of
+from node.kv.blocks import Damaged, Kv, decode, encode, names_of
 from node.kv.store import KvStore
 from node.rpc.client import RpcClient
 
@@ -39,6 +39,8 @@ _SILENCE_S = 60.0
 
 Spans = Mapping[Address, Sequence[tuple[int, int, int]]]
 """Of each node: blocks, by their places in a chain, and their caches [first, end)."""
+Sources = dict[tuple[Address, range], list[int]]
+"""The blocks to ask each node for, by their places in a chain; by node and caches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,13 +129,21 @@ class KvExchange:
 
     # --- from other nodes ---------------------------------------------------------------------------------------------
 
-    async def ask(
-        self, chain: bytes, lacking: Sequence[Collection[int]]
-    ) -> tuple[int, dict[tuple[Address, range], list[int]]]:
+    async def ask(self, chain: bytes, lacking: Sequence[Collection[int]]) -> tuple[int, Sources]:
         """Ask the other nodes what they have of these blocks. Returns `sources` of it."""
+        return await self.pool.run(sources, await self._spans(chain), lacking)
+
+    async def _spans(self, chain: bytes) -> Spans:
         peers = [peer for peer in self.others() if self._silent.get(peer, 0.0) <= now()]
         told = await asyncio.gather(*(self._ask(peer, chain) for peer in peers))
-        return await self.pool.run(sources, dict(zip(peers, told, strict=True)), lacking)
+        return dict(zip(peers, told, strict=True))
+
+    async def completable(self, chain: bytes, lacking: Sequence[Collection[int]]) -> list[int]:
+        """Those of these blocks that can be completed: see `ask`."""
+        found = [k for k, missing in enumerate(lacking) if not missing]
+        if len(found) == len(lacking):
+            return found
+        return await self.pool.run(_completable, await self._spans(chain), lacking)
 
     async def _ask(self, peer: Address, chain: bytes) -> Sequence[tuple[int, int, int]]:
         try:
@@ -170,11 +180,20 @@ def _decoded(data: bytearray, name: str, caches: range) -> dict[int, dict[str, T
     return decode(io.BytesIO(data), name, caches)
 
 
-def sources(spans: Spans, lacking: Sequence[Collection[int]]) -> tuple[int, dict[tuple[Address, range], list[int]]]:
+def _completable(spans: Spans, lacking: Sequence[Collection[int]]) -> list[int]:
+    of_block: list[dict[Address, list[tuple[int, int, int]]]] = [{} for _ in lacking]
+    for peer, told in spans.items():
+        for block, first, end in told:
+            if block < len(lacking):
+                of_block[block].setdefault(peer, []).append((0, first, end))
+    return [k for k, missing in enumerate(lacking) if sources(of_block[k], [missing])[0]]
+
+
+def sources(spans: Spans, lacking: Sequence[Collection[int]]) -> tuple[int, Sources]:
     """Whom to ask for what: how many of the first blocks can be completed, of which `lacking` says what is not here, and the
     blocks to ask each node for, by node and caches. What the nodes tell is untrusted.
     """
-    asked: dict[tuple[Address, range], list[int]] = {}
+    asked: Sources = {}
     held: dict[int, list[tuple[Address, range]]] = {}
     for peer, told in spans.items():
         for block, first, end in told:
@@ -193,8 +212,3 @@ def sources(spans: Spans, lacking: Sequence[Collection[int]]) -> tuple[int, dict
         for source in chosen:
             asked.setdefault(source, []).append(block)
     return len(lacking), asked
-
-
-def part_of(chain: bytes, blocks: Sequence[int]) -> bytes:
-    """The names of these blocks of a chain."""
-    return b"".join(chain[k * NAME_BYTES : (k + 1) * NAME_BYTES] for k in blocks)

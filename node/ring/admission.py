@@ -24,7 +24,7 @@ from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import ChunkSize, Prefill
 from node.ring.prefixes import MIN_TOKENS, Match, Prefixes
-from node.ring.restoring import MIN_STORED, Restoring
+from node.ring.restoring import MIN_STORED, Restoring, whole_tokens
 from node.ring.room import Room
 from node.ring.session import Session, Slot
 from node.ring.sharing import most_shared, waits
@@ -201,8 +201,7 @@ class Admission:
 
     def _restores(self, session: Session, here: int) -> bool:
         """Whether a session waits for KV from disks before it begins."""
-        can_restore = self.plan.trimmable and self.may_reuse(session)
-        return can_restore and self.restoring.ask(session, here, self.chunk_size.token_s)
+        return self.may_reuse(session) and self.restoring.ask(session, here, self.chunk_size.token_s)
 
     def restored(self, asked: Restore, told: Restore) -> None:
         """The stages have looked for what they were `asked` for; `told`: what all of them have made a prefix of."""
@@ -212,8 +211,10 @@ class Admission:
             self.ops.append(Forget(asked.number))  # some stages may have it
         elif told.longest == told.tokens:
             self.ops += [Forget(old) for old in self.prefixes.add(asked.number, known)]
-        else:
+        elif self.plan.trimmable:
             self.prefixes.inherit(asked.number, known)
+        else:
+            self.ops.append(Forget(asked.number))  # the stages have different states
         self.evict()
 
     def _preempt_for(self, session: Session) -> bool:
@@ -258,7 +259,7 @@ class Admission:
     def _begin(self, session: Session, home: Lane, match: Match | None, shared: tuple[Slot, int] | None) -> None:
         reused = max(match.tokens if match else 0, shared[1] if shared else 0)
         lane = next(self._numbers)
-        slot = session.slot = Slot(session, lane, lane, sent=reused, cached=reused)
+        slot = session.slot = Slot(session, lane, lane, state_at=self._state_at(session), sent=reused, cached=reused)
         self.waiting.bill(session, slot.unsent)
         self.recomputed += max(0, session.lost - reused)
         session.lost = 0
@@ -336,6 +337,18 @@ class Admission:
         number = next(self._numbers)
         self.ops += [Forget(old) for old in self.prefixes.add(number, tokens)]
         return Keep(lane, row, number, slot.sent), *self._store(number, tokens)
+
+    def _state_at(self, session: Session) -> int:
+        """See Slot: after all of a prompt but its last tokens, as the next one may go on differently."""
+        whole = whole_tokens(session)
+        needs_state = not (self.plan.trimmable or self.plan.chunked or session.evaluate_request)
+        return whole if self.limits.stored and needs_state and whole >= MIN_STORED else 0
+
+    def begins_chunk(self, slot: Slot) -> None:
+        """A chunk of a prompt begins: have the stages keep on their disks what can't be cut, if it is to be kept from here."""
+        if slot.sent == slot.state_at and self.limits.stored and slot.sent:
+            chain = chain_of(self.limits.stored, slot.session.tokens[: slot.sent])
+            self.ops.append(Store(slot.number, chain, state=True))
 
     def computed(self, slot: Slot) -> None:
         """A step computes the KV of all tokens that are sent: have the stages keep new whole blocks on their disks."""

@@ -73,6 +73,7 @@ class Prefill:
                 end = slot.sent + 1 if slot.sent >= prompt else min(slot.sent // GRID * GRID + GRID, prompt)
             elif alone:
                 end = min(slot.sent + most, end)
+                end = slot.state_at if slot.sent < slot.state_at < end else end
             rows.append(tuple(slot.session.tokens[slot.sent : end]))
             slot.sent = end
         return tuple(rows)

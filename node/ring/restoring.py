@@ -38,7 +38,7 @@ class Restoring:
         """Have the stages asked for a session's KV, of which `here` tokens are in memory, if it may gain by it. It then waits until
         `end`. `token_s`: seconds in which a token is computed; 0 if that is not known.
         """
-        whole = _whole(session)
+        whole = whole_tokens(session)
         if session.sought or self._limits.stored is None or whole - here < MIN_STORED:
             return False
         session.sought = True
@@ -65,8 +65,8 @@ class Restoring:
             if other is session:
                 return True
             if len(session.beginning) > least and session.beginning[:least] == other.beginning[:least]:
-                common = min(common_tokens(session.beginning, other.beginning), _whole(other))
-                if _whole(session) - common < MIN_STORED:
+                common = min(common_tokens(session.beginning, other.beginning), whole_tokens(other))
+                if whole_tokens(session) - common < MIN_STORED:
                     return True
         return False
 
@@ -78,15 +78,15 @@ class Restoring:
     @property
     def tokens(self) -> int:
         """KV that the stages make meanwhile."""
-        return sum(self._limits.charge(_whole(session)) for session in self._sessions.values())
+        return sum(self._limits.charge(whole_tokens(session)) for session in self._sessions.values())
 
     @property
     def spared(self) -> dict[SequenceId, int]:
         """Prefixes of sessions that are yet to begin, and the KV of each at most."""
         self._done = {number: each for number, each in self._done.items() if not (each.finished or each.slot)}
-        return {number: self._limits.charge(_whole(each)) for number, each in self._done.items()}
+        return {number: self._limits.charge(whole_tokens(each)) for number, each in self._done.items()}
 
 
-def _whole(session: Session) -> int:
+def whole_tokens(session: Session) -> int:
     """The tokens of its whole blocks, but for the last one, which must be computed to draw the next."""
     return (len(session.tokens) - 1) // BLOCK * BLOCK

@@ -325,6 +325,8 @@ class Scheduler:
         is_alone = len(self.admission.prefills) == 1 and not (self.admission.decoding or self.admission.waiting)
         most = self.admission.chunk_size.of(prefill, self.admission.decoding, is_alone=is_alone)
         begin, rows = prefill.slots[0].sent, tuple(prefill.slots)
+        for slot in rows:
+            self.admission.begins_chunk(slot)
         tokens = prefill.chunk(most, is_on_grid=self.admission.plan.chunked)
         for slot in rows:
             self.admission.computed(slot)

@@ -193,6 +193,8 @@ class Slot:
     """The stages know its KV by it, whichever lane it moves to: the number of `lane`, or of the prefix that became the session's."""
     stored: int = 0
     """Blocks whose names the stages know, for their disks."""
+    state_at: int = 0
+    """Where caches can't be cut: the tokens after which their state is to be on the disks; 0 for nowhere."""
     sent: int = 0
     """Tokens whose KV the stages have, once all steps in flight have passed them."""
     cached: int = 0

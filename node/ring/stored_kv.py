@@ -6,7 +6,7 @@ less than a step of a prompt, and a thread of the pool writes it. What is not co
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,9 +21,9 @@ from node.core.signal import Signal
 from node.engine.compute import Compute
 from node.engine.kv_blocks import Block
 from node.engine.runner import Runner
-from node.kv.blocks import BLOCK, names_of
+from node.kv.blocks import BLOCK, names_of, state_name
 from node.kv.copies import KvCopies
-from node.kv.exchange import KvExchange, part_of, sources
+from node.kv.exchange import KvExchange, Sources, sources
 
 if TYPE_CHECKING:
     from node.ring.taking import Part
@@ -45,6 +45,30 @@ class _Sequence:
     runner: Runner
     model: str
     op: Store
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """What is taken of a sequence: its first blocks, and the state behind them."""
+
+    names: list[str]
+    wanted: list[frozenset[int]]
+    """The caches that are needed of each of these."""
+    tokens: int
+    is_state: bool
+    """All of these are needed, as they are of use only together."""
+    state: Block | None = None
+    """If it has one, the last one of `kv`."""
+    kv: list[Block] = field(default_factory=list[Block])
+    """Of each of the names what has come so far."""
+
+    def needs(self, k: int) -> int:
+        """Tokens that must be in reach for one of these to be of use."""
+        return self.tokens if self.is_state else (k + 1) * BLOCK
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self.kv[: len(self.kv) - (self.state is not None)]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,28 +134,40 @@ class StoredKv:
             self._stored.notify()
 
     def _copy(self, sequence: _Sequence) -> None:
-        runner, op = sequence.runner, sequence.op
-        self.copies.add(op.number, sequence.model, op.chain, runner.blocks_of, runner.block_bytes)
+        """Have what is stored copied."""
+        runner, chain = sequence.runner, _chain(_items(sequence.runner, sequence.op))
+        if chain:
+            self.copies.add(sequence.op.number, sequence.model, chain, runner.blocks_of, runner.block_bytes)
 
     async def _store(self, sequence: _Sequence) -> None:
         runner, op = sequence.runner, sequence.op
-        store, caches, names = self.exchange.store, runner.blocks_of, names_of(op.chain)
+        store, caches, names = self.exchange.store, runner.blocks_of, list(_items(runner, op))
         room, most = store.budget, max(1, _COPIED // runner.block_bytes)
         copied: dict[str, Block | None] = {}
 
         def is_lacking(name: str) -> bool:
             return len(store.held(name, caches)) < len(caches)
 
+        def copy(name: str) -> Awaitable[Block | None]:
+            index = _items(runner, op)[name]
+            return (
+                self.compute.run(runner.state, op.number)
+                if index is None
+                else self.compute.run(runner.block, op.number, index)
+            )
+
         await self.pool.run(store.used, names)  # else new ones might drive out the first
+        if op.state and runner.state_caches and is_lacking(names[-1]):  # at once, as only so many are kept in memory
+            copied[names[-1]] = await copy(names[-1])
         for index, name in enumerate(names):
             if sequence not in self._unstored:
                 return
             if is_lacking(name):
                 if name not in copied:
                     # One by one, each would wait for a chunk of the prompt, in which several blocks are made.
-                    following = [k for k, each in enumerate(names) if k >= index and is_lacking(each)][:most]
-                    blocks = await asyncio.gather(*(self.compute.run(runner.block, op.number, k) for k in following))
-                    copied = dict(zip([names[k] for k in following], blocks, strict=True))
+                    following = [each for each in names[index:] if is_lacking(each) and each not in copied][:most]
+                    blocks = await asyncio.gather(*map(copy, following))
+                    copied |= dict(zip(following, blocks, strict=True))
                 block = copied.pop(name)
                 if block is None or not store.may_write:
                     return
@@ -148,66 +184,118 @@ class StoredKv:
     async def restore(self, runner: Runner, part: "Part") -> int:
         """Make a prefix of what this node and the others have on their disks for this stage. Returns its tokens; 0 if there is none."""
         begun, asked = now(), part.asked
-        blocks = await self._gather(runner, part)
-        if len(blocks) * BLOCK < asked.least:
-            return 0
-        whole = await self.compute.run_pieces(runner.restore(asked.number, blocks))
-        if whole is not None and whole < len(blocks):
-            self._begin(self.exchange.store.discard, names_of(asked.chain)[whole], "it does not fit its model")
-        if whole:
-            log.info("took KV of %d tokens from disk in %.2f s", whole * BLOCK, now() - begun)
-        return (whole or 0) * BLOCK
+        while part.reach >= asked.least:
+            found = await self._gather(runner, part)
+            if found is None or found.tokens < asked.least:
+                return 0
+            pieces = runner.restore(asked.number, found.blocks, found.state, found.tokens)
+            whole = await self.compute.run_pieces(pieces)
+            if whole is None:
+                return 0
+            if whole < len(found.kv):
+                self._begin(self.exchange.store.discard, found.names[whole], "it does not fit its model")
+                if found.is_state:
+                    return 0
+            tokens = found.tokens if found.is_state else whole * BLOCK
+            if part.reach < tokens and found.is_state:
+                continue  # other stages have an earlier state only
+            if tokens:
+                log.info("took KV of %d tokens from disk in %.2f s", tokens, now() - begun)
+            return tokens
+        return 0
 
-    async def _gather(self, runner: Runner, part: "Part") -> list[Block]:
-        """The first blocks of a chain, as many as are in reach of all stages and can be read in time."""
-        names, caches = names_of(part.asked.chain)[: part.asked.tokens // BLOCK], runner.blocks_of
-        blocks: list[Block] = [{} for _ in names]
+    async def _gather(self, runner: Runner, part: "Part") -> _Found | None:
+        """The first tokens of a sequence, as many as are in reach of all stages and can be read in time."""
         if self.pool.oldest_s() > HANGS_S:
-            return []
+            return None
+        found: _Found | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(part.asked.seconds):
-                lacking = [set(caches) - self.exchange.store.held(name, caches) for name in names]
-                count, asking = sources({}, lacking)
-                if count < len(names):
-                    chain = part_of(part.asked.chain, range(len(names)))
-                    count, asking = await self.exchange.ask(chain, lacking)
-                part.reach = min(part.reach, count * BLOCK)
+                names = names_of(part.asked.chain)[: part.reach // BLOCK]
+                choose = self._choose_blocks if runner.plan.trimmable else self._choose_state
+                found, asking = await choose(runner, names)
+                part.reach = min(part.reach, found.tokens)
                 if part.reach < part.asked.least:
-                    return []
+                    return None
                 await asyncio.gather(
-                    self._read(names, caches, part, blocks),
-                    *(self._fetch(runner, part, source, wanted, blocks) for source, wanted in asking.items()),
+                    self._read(found, part),
+                    *(self._fetch(found, runner, part, source, wanted) for source, wanted in asking.items()),
                 )
-        whole = next((k for k, block in enumerate(blocks) if len(block) < len(caches)), len(blocks))
-        self._begin(self.exchange.store.used, names[:whole])
-        return blocks[: min(whole, part.reach // BLOCK)]
+        if found is None:
+            return None
+        complete = (wanted <= kv.keys() for wanted, kv in zip(found.wanted, found.kv, strict=True))
+        whole = next((k for k, each in enumerate(complete) if not each), len(found.kv))
+        self._begin(self.exchange.store.used, found.names[:whole])
+        if not found.is_state:
+            found.kv = found.kv[: min(whole, part.reach // BLOCK)]
+            found.tokens = len(found.kv) * BLOCK
+        elif whole < len(found.kv):
+            return None
+        return found
+
+    async def _choose_blocks(self, runner: Runner, names: list[str]) -> tuple[_Found, Sources]:
+        """All blocks that are in reach."""
+        count, asking = await self._sources(names, [runner.cut_caches] * len(names))
+        found = _Found(names[:count], [runner.cut_caches] * count, count * BLOCK, is_state=False)
+        found.kv = [{} for _ in found.names]
+        return found, asking
+
+    async def _choose_state(self, runner: Runner, names: list[str]) -> tuple[_Found, Sources]:
+        """The last state that is in reach, with all blocks before it."""
+        states, needed, store = list(map(state_name, names)), runner.state_caches, self.exchange.store
+        lacking = [needed - store.held(name, needed) for name in states]
+        for k in reversed(await self.exchange.completable(_chain(states), lacking)):
+            blocks = names[: k + 1] if runner.cut_caches else []
+            found = _Found(blocks, [runner.cut_caches] * len(blocks), (k + 1) * BLOCK, is_state=True)
+            found.kv = [{} for _ in blocks]
+            if needed:
+                found.names, found.wanted, found.state = [*blocks, states[k]], [*found.wanted, needed], {}
+                found.kv.append(found.state)
+            count, asking = await self._sources(found.names, found.wanted)
+            if count == len(found.names):
+                return found, asking
+        return _Found([], [], 0, is_state=True), {}
+
+    async def _sources(self, names: Sequence[str], wanted: Sequence[frozenset[int]]) -> tuple[int, Sources]:
+        """How many of the first of these are here or at other nodes, and whom to ask for what."""
+        lacking = [caches - self.exchange.store.held(name, caches) for name, caches in zip(names, wanted, strict=True)]
+        count, asking = sources({}, lacking)
+        if count < len(names):
+            count, asking = await self.exchange.ask(_chain(names), lacking)
+        return count, asking
 
     def _begin(self, job: Callable[..., object], *args: object) -> None:
         """A job of the disk for which nobody waits, as a disk may hang."""
         with suppress(Overloaded):
             self.pool.submit(job, *args)
 
-    async def _read(self, names: Sequence[str], caches: range, part: "Part", blocks: Sequence[Block]) -> None:
+    async def _read(self, found: _Found, part: "Part") -> None:
         """Read what is on this node's disk, as long as that is not overloaded."""
         with suppress(Overloaded):
-            for k, name in enumerate(names):
-                if (k + 1) * BLOCK > part.reach:
+            for k, (name, caches) in enumerate(zip(found.names, found.wanted, strict=True)):
+                if found.needs(k) > part.reach:
                     return
                 if self.exchange.store.held(name, caches):
-                    blocks[k].update(await self.pool.run(self.exchange.store.read, name, caches))
+                    found.kv[k].update(await self.pool.run(self.exchange.store.read, name, caches))
 
     async def _fetch(
-        self,
-        runner: Runner,
-        part: "Part",
-        source: tuple[Address, range],
-        wanted: Sequence[int],
-        blocks: Sequence[Block],
+        self, found: _Found, runner: Runner, part: "Part", source: tuple[Address, range], wanted: Sequence[int]
     ) -> None:
         peer, caches = source
-        fetched = self.exchange.fetch(peer, part_of(part.asked.chain, wanted), caches, runner.block_bytes)
-        async with aclosing(fetched) as found:
+        chain, most = _chain([found.names[k] for k in wanted]), max(runner.block_bytes, runner.state_bytes)
+        async with aclosing(self.exchange.fetch(peer, chain, caches, most)) as fetched:
             for k in wanted:
-                if (k + 1) * BLOCK > part.reach or (kv := await anext(found, None)) is None:
+                if found.needs(k) > part.reach or (kv := await anext(fetched, None)) is None:
                     return
-                blocks[k].update(kv)
+                found.kv[k].update(kv)
+
+
+def _items(runner: Runner, op: Store) -> dict[str, int | None]:
+    """What this stage keeps of a sequence: the names of its blocks, each with its index, and then that of the state."""
+    names = names_of(op.chain)
+    blocks: dict[str, int | None] = {name: k for k, name in enumerate(names)} if runner.cut_caches else {}
+    return blocks | ({state_name(names[-1]): None} if op.state and runner.state_caches else {})
+
+
+def _chain(names: Iterable[str]) -> bytes:
+    return b"".join(map(bytes.fromhex, names))

@@ -49,6 +49,8 @@ class Taking:
         if part is None:
             return replace(asked, tokens=0)
         part.reach = min(part.reach, asked.tokens)
+        if self._stored and part.is_over and asked.least <= part.reach < part.taken and not self._runner.plan.trimmable:
+            part.task = asyncio.create_task(self._take(self._stored, part), name=f"less KV of {asked.number}")
         here = part.taken if part.is_over else part.reach
         longest, is_pending = max(asked.longest, here), asked.pending or not part.is_over
         return replace(asked, tokens=min(asked.tokens, here), longest=longest, pending=is_pending)

@@ -47,12 +47,14 @@ class Header(_message.Message):
     def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ..., unverified: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., stored: _Optional[_Iterable[_Union[Store, _Mapping]]] = ...) -> None: ...
 
 class Store(_message.Message):
-    __slots__ = ("number", "chain")
+    __slots__ = ("number", "chain", "state")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     number: int
     chain: bytes
-    def __init__(self, number: _Optional[int] = ..., chain: _Optional[bytes] = ...) -> None: ...
+    state: bool
+    def __init__(self, number: _Optional[int] = ..., chain: _Optional[bytes] = ..., state: _Optional[bool] = ...) -> None: ...
 
 class Restore(_message.Message):
     __slots__ = ("number", "tokens", "least", "chain", "seconds", "pending", "longest")

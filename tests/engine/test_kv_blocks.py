@@ -8,19 +8,24 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from node.core.frames import Drop, Filter, Keep, Merge, Open, Reuse, Tensor
+from node.core.frames import Drop, Filter, Keep, Merge, Open, Reuse, Store, Tensor
 from node.core.models import ModelVersion
 from node.engine.faults import Faults
 from node.engine.kv_blocks import Block
 from node.engine.runner import Runner
 from node.engine.stage import Stage
-from node.kv.blocks import BLOCK, chain_of, names_of
+from node.kv.blocks import BLOCK, chain_of, names_of, state_name
 from node.kv.store import KvStore
+from node.model.config import read_config
 from tests.engine.configurations import CONFIGURATIONS
-from tests.engine.models import Stages, at_a_stretch, prompt, same, shared_model
+from tests.engine.models import Stages, at_a_stretch, load, prompt, same, shared_model
 
 TOKENS = prompt(2 * BLOCK + 50)
 NAMES = names_of(chain_of(ModelVersion("m"), TOKENS.tolist()[0]))
+
+
+CHAIN = chain_of(ModelVersion("m"), TOKENS.tolist()[0])
+STATE = state_name(NAMES[-1])
 
 
 def opened(folder: Path) -> KvStore:
@@ -37,7 +42,10 @@ def store_blocks(stage: Stage, store: KvStore, prefix: int) -> None:
 
 
 def restored(stage: Stage, store: KvStore, prefix: int) -> None:
-    assert at_a_stretch(stage.restore(prefix, [store.read(name, stage.blocks_of) for name in NAMES])) == len(NAMES)
+    blocks = [store.read(name, stage.blocks_of) for name in NAMES] if stage.cut_caches else []
+    state = store.read(STATE, stage.blocks_of) if stage.state_caches else None
+    made = at_a_stretch(stage.restore(prefix, blocks, state, len(NAMES) * BLOCK))
+    assert made == len(blocks) + (state is not None)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +82,77 @@ def test_blocks_fit_any_cut_bit_by_bit(name: str, kv_bits: int, dtype: mx.Dtype,
             successor.apply(Drop(3))
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next", "mamba2", "minicpm3"])
-def test_what_cannot_be_cut_into_blocks_says_so(name: str) -> None:
-    stage = Stages(shared_model(CONFIGURATIONS[name])).ring(0, 4).stages[0]
-    assert bool(stage.blocks_of) == (name == "minicpm3")
+def whole(name: str) -> Stage:
+    folder = shared_model(CONFIGURATIONS[name])
+    config = read_config(folder)
+    return load(folder, 0, config.get("text_config", config)["num_hidden_layers"])
+
+
+WITHOUT_CACHES = {"nemotron-nas", "nemotron-nas/first"}
+"""They have layers without caches. A stage of nothing else has no KV."""
+NOT_KEPT = {"llama4": "a cache of chunks", "phi3small": "see CHUNKED", "plamo3": "see CHUNKED"}
+MANY_CHUNKS = [
+    (name, chunks) for name in ("gemma3_text", "gpt_oss", "qwen3_next") for chunks in ((512,), (5, 250, 257))
+]
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGURATIONS))
+def test_every_architecture_is_kept_on_disks_but_for_three(name: str) -> None:
+    assert bool(whole(name).blocks_of) == (name not in NOT_KEPT)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [*((name, (300, 212)) for name in sorted(CONFIGURATIONS.keys() - NOT_KEPT.keys() - WITHOUT_CACHES)), *MANY_CHUNKS],
+    ids=str,
+)
+def test_states_and_blocks_fit_any_cut_bit_by_bit(name: str, chunks: tuple[int, ...], tmp_path: Path) -> None:
+    """Windows and recurrent states are known as they were behind the last block, whatever the session does next."""
+    positions = {"n_positions": 1024} if "n_positions" in CONFIGURATIONS[name] else {}
+    stages, plan = Stages(shared_model(CONFIGURATIONS[name] | positions)), whole(name).plan
+    cuts = [(0, cut, plan.layers) for cut in {*plan.cuts[:1], *plan.cuts[-1:]}] or [(0, plan.layers)]
+    for first in cuts:
+        folder = tmp_path / "-".join(map(str, first))
+        ring = stages.ring(*first)
+        ring.apply(Open(1))
+        at = 0
+        for length in chunks:
+            ring.step(TOKENS[:, at : at + length], lane=1)
+            at += length
+        ring.apply(Store(1, CHAIN, state=True))
+        wanted = ring.step(TOKENS[:, at:], lane=1)
+        for token in (5, 6, 7):
+            ring.step(mx.array([[token]]), lane=1)
+        for stage in ring.stages:
+            store = opened(folder)
+            if stage.cut_caches:
+                store_blocks(stage, store, 1)
+            if stage.state_caches:
+                state = stage.state(1)
+                assert state is not None
+                assert stage.state(1) is None  # its memory is free
+                store.write("m", STATE, state)
+        ring.apply(Drop(1))
+        for other in cuts:
+            successor = stages.ring(*other)
+            for stage in successor.stages:
+                restored(stage, opened(folder), 9)
+            successor.apply(Reuse(3, prefix=9, tokens=2 * BLOCK))
+            assert same(successor.step(TOKENS[:, 2 * BLOCK :], lane=3), wanted), (first, other)
+            successor.apply(Drop(3))
+
+
+def test_a_state_after_single_steps_or_beside_other_sessions_is_none() -> None:
+    stage = Stages(shared_model(CONFIGURATIONS["gemma3_text"])).ring(0, 4).stages[0].sibling()
+    for lane in (1, 2):
+        stage.lanes.apply(Open(lane))
+        stage.run(lane, TOKENS[:, : BLOCK - 1])
+    stage.run(1, TOKENS[:, :1])
+    chain = CHAIN[: len(CHAIN) // 2]
+    stage.lanes.apply(Store(1, chain, state=True))
+    stage.lanes.apply(Store(2, chain, state=True))
+    stage.lanes.apply(Store(7, chain, state=True))
+    assert [stage.state(number) for number in (1, 2, 7)] == [None] * 3
 
 
 def like(block: Block, **changes: Any) -> Block:
@@ -104,9 +179,9 @@ def test_a_block_that_this_stage_could_not_have_made_ends_a_prefix(wrong: str) -
     runner = Runner(stage, Path(), Faults())
     tensor = Tensor("float32", (1, 2, BLOCK, 16), bytes(BLOCK * 128))
     good = {k: {"0.keys": tensor, "0.values": tensor} for k in range(4)}
-    assert at_a_stretch(runner.restore(7, [WRONG[wrong](good)])) == 0
+    assert at_a_stretch(runner.restore(7, [WRONG[wrong](good)], None, BLOCK)) == 0
     assert stage.lanes.find(7, stage.leftover) is None
-    assert at_a_stretch(runner.restore(7, [dict(good), WRONG[wrong](good), good])) == 1
+    assert at_a_stretch(runner.restore(7, [dict(good), WRONG[wrong](good), good], None, 3 * BLOCK)) == 1
     found = stage.lanes.find(7, stage.leftover)
     assert found
     kept, _ = found

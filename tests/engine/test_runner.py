@@ -22,7 +22,9 @@ def test_whatever_a_model_raises_is_a_failed_step(error: Exception) -> None:
 
     dropped = []
     plan, lanes = SimpleNamespace(vocabulary=5, kv=()), SimpleNamespace(apply=dropped.append)
-    stage: Any = SimpleNamespace(plan=plan, run=run, lanes=lanes, start=0, end=1, blocks_of=())
+    stage: Any = SimpleNamespace(
+        plan=plan, run=run, lanes=lanes, start=0, end=1, blocks_of=(), cut_caches=(), state_caches=()
+    )
     runner = Runner(stage, Path(), Faults())
     with pytest.raises(StepFailed) as failure:
         runner.begin(Frame("r", Fence(1, 1), 0, lane=0), [[1]])

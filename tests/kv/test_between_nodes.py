@@ -10,8 +10,8 @@ import pytest
 from node.core.errors import NotAdmitted, Overloaded
 from node.core.nodes import Address, Caller
 from node.core.pool import Pool
-from node.kv.blocks import chain_of, names_of
-from node.kv.exchange import MAX_READERS_OF_ONE, KvExchange, part_of, sources
+from node.kv.blocks import chain_of
+from node.kv.exchange import MAX_READERS_OF_ONE, KvExchange, sources
 from node.kv.store import KvStore
 from node.rpc.client import RpcClient
 from node.rpc.server import RpcServer
@@ -134,4 +134,3 @@ def test_each_block_is_asked_for_where_its_caches_are() -> None:
     )
     assert sources(held, [set(), {4}, set()]) == (1, {}), "a block that nobody has ends the sequence"
     assert sources({}, [set(), set()]) == (2, {})
-    assert names_of(part_of(CHAIN, [2, 0])) == [NAMES[2], NAMES[0]]

@@ -1,12 +1,16 @@
 """What was computed outlives the ring, its cut and all processes: the next turn of a long chat takes its KV from the nodes' disks."""
 
 import re
+import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import MODEL, Cluster, Node, chat_body, running_cluster, until
+from tests.conftest import MODEL, ROOT, Cluster, Node, chat_body, running_cluster, until
+from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.models import write_model
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +41,7 @@ def cached(answer: dict[str, Any]) -> int:
 
 
 def blocks_of(answer: dict[str, Any]) -> int:
-    return int(answer["usage"]["prompt_tokens"]) // BLOCK
+    return (int(answer["usage"]["prompt_tokens"]) - 1) // BLOCK
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +142,54 @@ def test_what_a_killed_node_has_computed_comes_from_the_copy_at_another(
     second = turn(idle, next_messages(undisturbed[0]))
     assert text(second) == text(undisturbed[1])
     assert cached(second) >= prompt_blocks * BLOCK
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
+def test_windows_and_recurrent_states_outlive_their_nodes_too(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    own = {"vocab_size": 2048, "max_position_embeddings": 4096, "sliding_window": 300, "num_hidden_layers": 4}
+    folder = tmp_path / "models" / "other"
+    shutil.copytree(ROOT / "node" / "builtin" / MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    write_model(folder, CONFIGURATIONS[name] | own)
+    options = "--models-dir", str(folder.parent), "--model", "other"
+
+    def turn_of(node: Node, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        body = {**chat_body(""), "model": "other", "messages": messages, "max_tokens": TOKENS, "temperature": 0}
+        answer = node.post("/v1/chat/completions", body)
+        assert answer.status == 200, answer.text
+        found: dict[str, Any] = answer.json
+        return found
+
+    nodes = cluster.start(3, *options, "--stages", "2")
+    ring = cluster.ring(status := cluster.ready(*nodes, stages=2))
+    stages = status["models"][0]["rings"][0]["stages"]
+    idle = next(node for node in nodes if node not in ring)
+    first = turn_of(idle, FIRST)
+    second = turn_of(idle, next_messages(first))
+    behind = blocks_of(first) * BLOCK  # the state is that behind the last whole block of the prompt
+    assert behind >= 1280
+    blocks = blocks_of(second)
+    states = 1 + (blocks > behind // BLOCK)
+    # Every second layer, the last one too, has blocks, and the others have states.
+    expected = sum(states * (stage["end"] - stage["start"] > 1 or stage["end"] % 2) for stage in stages)
+    expected += sum(blocks * (stage["end"] - stage["start"] > 1 or not stage["end"] % 2) for stage in stages)
+    kept = cluster.directory / idle.name / "kv"
+    until(
+        lambda: len(list(kept.glob("*/*.safetensors"))) == expected,
+        f"{expected} blocks and states are at the idle node",
+    )
+    ring[1].kill()
+    cluster.ready(ring[0], idle, stages=2)
+    assert_again(turn_of(idle, next_messages(first)), second, behind)
+    for node in (ring[0], idle):
+        node.kill()
+    again = [cluster.launch(*options, "--stages", "3", name=node.name) for node in nodes]
+    cluster.ready(*(node.started() for node in again), stages=3)
+    assert_again(turn_of(again[0], next_messages(first)), second, behind)
+
+
+def assert_again(answer: dict[str, Any], wanted: dict[str, Any], behind: int) -> None:
+    assert text(answer) == text(wanted)
+    assert cached(answer) >= behind
 
 
 def test_a_node_starts_whatever_is_in_the_place_of_its_kv(cluster: Cluster) -> None:

@@ -28,6 +28,7 @@ class Compute:
 
 class Runner:
     blocks_of = range(1)
+    cut_caches, state_caches = frozenset({0}), frozenset[int]()
     block_bytes = 1 << 30
     """So large that one is copied at a time."""
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from node.core.errors import RingLost
 from node.core.frames import Forget, Frame, Restore, Tensor
 from node.core.models import ModelVersion
 from node.core.pool import Pool
-from node.kv.blocks import BLOCK, chain_of, names_of
+from node.kv.blocks import BLOCK, chain_of, names_of, state_name
 from node.kv.copies import KvCopies
 from node.kv.exchange import KvExchange
 from node.kv.store import KvStore
@@ -45,16 +46,26 @@ class Runner(Relaying):
     """Of a stage of two caches."""
 
     blocks_of = range(2)
-    block_bytes = 1 << 20
+    block_bytes = state_bytes = 1 << 20
+    plan = SimpleNamespace(trimmable=True)
+    cut_caches, state_caches = frozenset(blocks_of), frozenset[int]()
 
     def __init__(self) -> None:
         self.made: dict[int, int] = {}
         """The blocks of each prefix."""
 
-    def restore(self, number: int, blocks: Sequence[Any]) -> Generator[float, None, int]:
+    def restore(self, number: int, blocks: Sequence[Any], state: Any, tokens: int) -> Generator[float, None, int]:
+        assert (state is not None) == bool(self.state_caches)
         yield 0.0
-        self.made[number] = len(blocks)
-        return len(blocks)
+        self.made[number] = tokens // BLOCK
+        return len(blocks) + (state is not None)
+
+
+class Windowed(Runner):
+    """Its second cache can't be cut."""
+
+    plan = SimpleNamespace(trimmable=False)
+    cut_caches, state_caches = frozenset({0}), frozenset({1})
 
 
 @pytest.fixture
@@ -116,12 +127,76 @@ async def test_it_reads_no_more_than_another_stage_has(stored: StoredKv, hanging
 
 @pytest.mark.parametrize("missing", [0, 2])
 async def test_blocks_behind_one_that_nobody_has_are_not_read(stored: StoredKv, missing: int) -> None:
-    stored.exchange.store.discard(names_of(CHAIN)[missing], "it is deleted")
+    stored.exchange.store.discard(names_of(CHAIN)[missing], "it is to be missing")
     runner: Any = Runner()
     taking = Taking(stored, runner)
     taking.told(ASKED)
     assert (await over(taking)).tokens == missing * BLOCK
     assert runner.made == ({7: 2} if missing else {})
+
+
+# --- states ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def states(stored: StoredKv) -> list[int]:
+    """The blocks behind which the disk has a state."""
+    behind = [1, COUNT - 1]
+    for k in behind:
+        name = state_name(names_of(CHAIN)[k - 1])
+        stored.exchange.store.write("m", name, {0: {}, 1: {"0.0": Tensor("float32", (1, 3), bytes(12))}})
+    return behind
+
+
+async def test_the_last_state_is_taken_with_the_blocks_before_it(stored: StoredKv, states: list[int]) -> None:
+    runner: Any = Windowed()
+    taking = Taking(stored, runner)
+    taking.told(ASKED)
+    told = await over(taking)
+    assert (told.tokens, runner.made) == (states[-1] * BLOCK, {7: states[-1]})
+
+
+async def test_an_earlier_state_is_taken_where_another_stage_lacks_the_last_one(
+    stored: StoredKv, states: list[int], hanging: threading.Event
+) -> None:
+    runner: Any = Windowed()
+    taking = Taking(stored, runner)
+    taking.told(ASKED)
+    taking.told(replace(AGAIN, tokens=2 * BLOCK))
+    hanging.set()
+    assert (await over(taking)).tokens == states[0] * BLOCK
+    assert runner.made == {7: states[0]}
+
+
+async def test_also_if_that_is_heard_only_when_the_last_one_was_taken(stored: StoredKv, states: list[int]) -> None:
+    runner: Any = Windowed()
+    taking = Taking(stored, runner)
+    taking.told(ASKED)
+    assert (await over(taking)).tokens == states[-1] * BLOCK
+    assert taking.told(replace(AGAIN, tokens=states[0] * BLOCK)).pending
+    assert (await over(taking)).tokens == states[0] * BLOCK
+    assert runner.made == {7: states[0]}
+
+
+async def test_a_state_without_all_blocks_before_it_is_of_no_use(stored: StoredKv, states: list[int]) -> None:
+    stored.exchange.store.discard(names_of(CHAIN)[states[0]], "it is to be missing")
+    runner: Any = Windowed()
+    taking = Taking(stored, runner)
+    taking.told(ASKED)
+    assert (await over(taking)).tokens == states[0] * BLOCK
+
+
+async def test_a_stage_without_windows_takes_what_the_others_have(stored: StoredKv, states: list[int]) -> None:
+    runner: Any = Windowed()
+    runner.cut_caches, runner.state_caches = frozenset({0, 1}), frozenset[int]()
+    taking = Taking(stored, runner)
+    taking.told(ASKED)
+    taking.told(replace(AGAIN, tokens=states[0] * BLOCK))
+    assert (await over(taking)).tokens == states[0] * BLOCK
+    assert runner.made == {7: states[0]}
+
+
+# --- disks that hang, or are none -----------------------------------------------------------------------------------
 
 
 async def test_a_stage_that_keeps_no_kv_says_so_at_once() -> None:

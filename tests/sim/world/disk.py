@@ -38,7 +38,7 @@ _UNSYNCED_S = 5.0
 
 def as_tensor(keys: list[int]) -> Tensor:
     """A layer's keys of the tokens of a block."""
-    return Tensor("uint32", (1, 1, BLOCK, 2), array("q", keys).tobytes())
+    return Tensor("uint32", (1, 1, len(keys), 2), array("q", keys).tobytes())
 
 
 def as_keys(tensor: Tensor) -> list[int]:

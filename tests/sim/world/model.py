@@ -24,6 +24,7 @@ from node.engine.sampling import Draw, Sampled
 from node.engine.speed import Measured
 from node.engine.stage import Weight
 from node.engine.verdict import Following, StepFailed, Verdict
+from node.kv.blocks import names_of
 from tests.sim.world.disk import BLOCK, as_keys, as_tensor
 
 if TYPE_CHECKING:
@@ -156,6 +157,8 @@ class FakeStage:
         """Steps of lanes that were begun before the driver asked for them."""
         self.guesses: dict[int, int] = {}
         """Of lanes: tokens that may be taken back."""
+        self.states: dict[int, Row] = {}
+        """Of sequences whose state is to be on the disk."""
         self.leftover = FakeLeftover()
 
     @property
@@ -221,8 +224,16 @@ class FakeStage:
         try:
             if not isinstance(op, Store):
                 self._apply(op)
+            elif op.state:
+                self._keep_state(op)
         except (KeyError, IndexError, AssertionError) as error:
             self.violated(f"{op} does not fit: {error!r}")
+
+    def _keep_state(self, op: Store) -> None:
+        lane = next(lane for lane, numbers in self.numbers.items() if numbers == [op.number])
+        row = self.lanes[lane][0]
+        assert len(row[0]) == len(names_of(op.chain)) * BLOCK
+        self.states[op.number] = [list(keys) for keys in row]
 
     def _apply(self, op: CacheOp) -> None:
         match op:
@@ -318,8 +329,12 @@ class FakeRunner:
 
     def __init__(self, stage: FakeStage, directory: Any, _faults: Faults) -> None:
         self._stage = stage
-        self.blocks_of = range(stage.start, stage.end) if stage.process.world.trimmable else range(0)
-        self.block_bytes = 1 << 20
+        self.blocks_of = range(stage.start, stage.end)
+        every = frozenset(self.blocks_of)
+        self.cut_caches, self.state_caches = (
+            (every, frozenset[int]()) if stage.process.world.trimmable else (frozenset[int](), every)
+        )
+        self.block_bytes = self.state_bytes = 1 << 20
         self._seen = -1
         """The number of the last frame."""
         self.plan = SimpleNamespace(
@@ -359,15 +374,23 @@ class FakeRunner:
         pairs = zip(self.blocks_of, row, strict=True)
         return {layer: {"0.keys": as_tensor(keys[begin : begin + BLOCK])} for layer, keys in pairs}
 
-    def restore(self, prefix: int, blocks: Sequence[Any]) -> Generator[float, None, int]:
+    def state(self, number: int) -> Any:
+        row = self._stage.states.pop(number, None)
+        pairs = zip(self.blocks_of, row or (), strict=False)
+        return {layer: {"0.keys": as_tensor(keys)} for layer, keys in pairs} or None
+
+    def restore(self, prefix: int, blocks: Sequence[Any], state: Any, tokens: int) -> Generator[float, None, int]:
         yield 0.0
-        row = [[key for block in blocks for key in as_keys(block[layer]["0.keys"])] for layer in self.blocks_of]
+        found = [*blocks, state] if state else blocks
+        row = [[key for block in found for key in as_keys(block[layer]["0.keys"])] for layer in self.blocks_of]
+        if len(row[0]) != tokens:
+            self._stage.violated(f"KV of {len(row[0])} tokens comes from a disk for {tokens}")
         world = self._stage.process.world
         if any(world.before.get(key) != last for keys in row for last, key in itertools.pairwise([0, *keys])):
             self._stage.violated("KV comes from a disk that no stage has computed, or not in this order")
         world.restored += sum(map(len, row))
         self._stage.prefixes[prefix] = row
-        return len(blocks)
+        return len(found)
 
     # --- the driver ---
 
