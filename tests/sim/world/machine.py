@@ -112,10 +112,15 @@ class Machine:
 
     def kill(self) -> None:
         """SIGKILL: the kernel closes the connections."""
-        if process := self.process:
+        if self.process:
             self.world.tell(f"{self.name} is killed")
             self.world.faults["kills"] += 1
             self.disk.leave_unfinished()
+            self.exit()
+
+    def exit(self) -> None:
+        """The process ends."""
+        if process := self.process:
             self.process = None
             process.loop.dead = True
             for refuse in list(process.inbound):
@@ -159,6 +164,7 @@ class Machine:
         """SIGTERM: the node says goodbye and ends."""
         if process := self.process:
             self.world.tell(f"{self.name} says goodbye")
+            self.world.faults["goodbyes"] += 1
             process.loop.call_soon(lambda: process.loop.create_task(process.leave(), name="leave"))
 
 
@@ -267,7 +273,7 @@ class Process:
 
     async def leave(self) -> None:
         await self.heartbeats.leave()
-        self.loop.call_soon(self.machine.kill)
+        self.loop.call_soon(self.machine.exit)
 
     # --- in place of a disk, a hub and an engine -------------------------------------------------------------------
 
