@@ -180,3 +180,14 @@ def test_what_is_true_in_a_config_is_no_number_in_a_heartbeat(key):
         return  # refused, which is as good
     assert type(plan.max_context) is int
     assert {type(number) for cost in plan.kv for number in (cost.per_token, cost.fixed, cost.window)} == {int}
+
+
+@pytest.mark.xfail(strict=True, reason="gap: weights-at-rest")
+def test_a_bit_that_flips_in_a_weight_is_noticed(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", CONFIGURATIONS["llama"])
+    path = max(directory.glob("*.safetensors"), key=lambda each: each.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ModelBroken):
+        opened(directory)

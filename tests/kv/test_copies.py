@@ -323,3 +323,20 @@ async def test_a_stream_of_anything_is_refused(other: Node, parts: list[bytes]) 
             await channel.stream_unary("/pippin.serving.Kv/Keep")(iter(parts))
     assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
     assert await other.client.find_kv(address(other), CHAIN) == []
+
+
+@pytest.mark.xfail(strict=True, reason="gap: recall")
+async def test_copies_are_deleted_once_a_node_that_was_not_reached_is_back(
+    copies: KvCopies, client: Keepers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(copies, 2)
+    await ended(copies)
+
+    async def unreachable(*_: object) -> None:
+        raise PeerUnavailable("b did not answer.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "discard_kv", unreachable)
+        await copies.recall()
+    await copies.recall()
+    assert client.discarded == [("b", 2)]

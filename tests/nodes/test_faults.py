@@ -25,14 +25,15 @@ def faults(tmp_path: Path) -> Faults:
     return Faults(compiled(tmp_path), tmp_path / "faults")
 
 
-def two(cluster: Cluster, faults: Faults, environment: dict[str, str]) -> list[Node]:
-    nodes = [cluster.launch(*OPTIONS, environment={**faults.environment, **environment}) for _ in range(2)]
+def started(cluster: Cluster, faults: Faults, environment: dict[str, str], count: int = 2) -> list[Node]:
+    """Nodes with a ring of two."""
+    nodes = [cluster.launch(*OPTIONS, environment={**faults.environment, **environment}) for _ in range(count)]
     cluster.ready(*(node.started() for node in nodes), stages=2)
     return nodes
 
 
 def test_clocks_that_jump_change_nothing(cluster: Cluster, faults: Faults) -> None:
-    nodes = two(cluster, faults, SECRET)
+    nodes = started(cluster, faults, SECRET)
     right, before = nodes[0].streamed(**LONG), cluster.agreed(*nodes)
     rings = [ring["id"] for ring in before["models"][0]["rings"]]
     for jump in (30 * DAY_S, -2 * DAY_S, -50 * 365 * DAY_S, 20 * 365 * DAY_S):
@@ -52,7 +53,7 @@ def test_clocks_that_jump_change_nothing(cluster: Cluster, faults: Faults) -> No
 
 def with_kv(cluster: Cluster, faults: Faults, first: dict[str, Any]) -> list[Node]:
     """Nodes that have the KV of a first turn on their disks only, as they were killed after it."""
-    nodes = two(cluster, faults, {})
+    nodes = started(cluster, faults, {})
     assert text(turn(nodes[0], FIRST)) == text(first)
     for node in nodes:
         until(lambda node=node: stored(cluster, node) >= blocks_of(first), "the blocks are on the disk")
@@ -87,10 +88,25 @@ def test_a_slow_disk_costs_kv_and_no_answer(
     assert faults.now.delayed
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_node_is_killed_while_disks_fail_and_clocks_jump(cluster: Cluster, faults: Faults, place: int) -> None:
+    nodes = started(cluster, faults, {}, count=3)
+    ring = cluster.ring(cluster.ready(*nodes, stages=2))
+    gateway = next(node for node in nodes if node is not ring[place])
+    right = gateway.streamed(**LONG)
+    faults.now.read_errno = faults.now.write_errno = errno.EIO
+    with gateway.stream(**LONG) as events:
+        for count, _ in enumerate(events):
+            if count == 20:
+                faults.now.ahead_s = -DAY_S
+                ring[place].kill()
+    assert events.text == right
+
+
 def test_with_a_secret_a_bit_that_flips_on_the_wire_breaks_its_connection_and_changes_no_answer(
     cluster: Cluster, faults: Faults
 ) -> None:
-    nodes = two(cluster, faults, SECRET)
+    nodes = started(cluster, faults, SECRET)
     right = nodes[0].streamed(**LONG)
     faults.now.flip_every = 300
 

@@ -111,3 +111,11 @@ TOO_MUCH = {
 def test_a_frame_that_names_too_much_is_refused(case: str) -> None:
     with pytest.raises(BadRequest):
         decode(TOO_MUCH[case])
+
+
+@pytest.mark.xfail(strict=True, reason="gap: open-wire")
+def test_a_bit_that_flips_in_a_tensor_is_noticed() -> None:
+    data = bytearray(encode(Frame("m@1.1", Fence(1, 1), 0, tensors=(Tensor("float32", (1, 4), bytes(16)),))))
+    data[-1] ^= 1
+    with pytest.raises(BadRequest):
+        decode(bytes(data))
