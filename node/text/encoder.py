@@ -23,7 +23,7 @@ class Encoder:
     `hf`: a tokenizer of transformers. `renderer`: has its `apply_chat_template`.
     """
 
-    def __init__(self, hf: Any, renderer: Any, controls: Sequence[ControlString]) -> None:
+    def __init__(self, hf: Any, renderer: Any, controls: Sequence[ControlString], fim: FimForm | None) -> None:
         self._hf = hf
         self._hf.model_max_length = sys.maxsize  # no warning about long texts: the gateway checks the context
         self._renderer = renderer
@@ -31,7 +31,7 @@ class Encoder:
         self._control_strings = controls
         self.bos: int | None = hf.bos_token_id
         self._adds_bos = hf.encode("")[:1] == [self.bos]
-        self.fim = FimForm.of(hf.get_vocab())
+        self.fim = fim
         """How the model is asked for the text between two others; None if its tokenizer has no marks for that."""
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:

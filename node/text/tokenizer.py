@@ -60,7 +60,8 @@ class Tokenizer(Encoder):
         """Ids of the tokens that end an answer."""
         self.control = self.eos | {token for token, entry in added.items() if entry.special}
         """Ids of the control tokens, whose text is never shown."""
-        fim = FimForm.of(hf.get_vocab())
+        vocabulary = hf.get_vocab()
+        fim = FimForm.of(vocabulary)
         marks = fim.marks if fim else frozenset[int]()
         self.markup = self.control | marks | {token for token, entry in added.items() if is_markup(entry.content)}
         """Ids of the tokens that templates and FIM use: the control tokens, and others such as <tool_call>, whose text
@@ -70,7 +71,8 @@ class Tokenizer(Encoder):
             for token, entry in added.items()
             if token in self.markup
         ]
-        super().__init__(hf, wrapper if template_is_code and wrapper.has_chat_template else hf, self.control_strings)
+        renderer = wrapper if template_is_code and wrapper.has_chat_template else hf
+        super().__init__(hf, renderer, self.control_strings, fim)
         self.template_is_code = self._renderer is wrapper
         """Whether the chat template is Python code in mlx-lm instead of a Jinja template of the model."""
         self._added = frozenset(added)  # their ids may lie beyond the number of tokens
@@ -81,7 +83,7 @@ class Tokenizer(Encoder):
         """Whether each token has fixed bytes, so that a text is the bytes of its tokens."""
         self.empty_text_token: int | None = hf.eos_token_id if self.bos is None else self.bos
         """Token that stands for an empty text; None if there is no such token."""
-        self.max_token_chars = max(map(len, hf.get_vocab()), default=1)
+        self.max_token_chars = max(map(len, vocabulary), default=1)
         """Maximum characters of a token."""
 
     def symbols(self, text: str) -> list[Symbol]:

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from node.core.errors import ContextExceeded, ModelBroken, PippinError
 from node.text.encoder import Encoder
+from node.text.fim import FimForm
 from node.text.sandbox_server import Job
 from node.text.template import ControlString
 from node.text.tokenizer_settings import clean
@@ -67,7 +68,7 @@ class _Encoder(Encoder):
         template = hf.chat_template
         if isinstance(template, str) and len(template) > MAX_TEMPLATE:
             raise ModelBroken(f"The chat template has {len(template):,} characters; {MAX_TEMPLATE:,} are the most.")
-        super().__init__(hf, hf, ())
+        super().__init__(hf, hf, (), FimForm.of(hf.get_vocab()))
         for text in _PROBES:
             self.encode_fragment(text)
             hf.decode(self.encode(text))
