@@ -63,7 +63,7 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
     """Inside, exceptions are answered as a gRPC status."""
     try:
         yield
-    except grpc.aio.AbortError:
+    except grpc.aio.BaseError:  # gRPC's own: the call is aborted, or the server stops while a caller still sends
         raise
     except Exception as error:  # the RPC boundary
         if not isinstance(error, PippinError):

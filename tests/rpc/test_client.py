@@ -21,7 +21,7 @@ from node.core.models import Wish
 from node.core.nodes import Address, Caller
 from node.core.response_ids import Ask
 from node.core.rings import Fence
-from node.rpc.boundary import quiet_tracebacks
+from node.rpc.boundary import answering, quiet_tracebacks
 from node.rpc.bounds import checked
 from node.rpc.client import RpcClient
 from node.wire import serving_pb2
@@ -111,6 +111,14 @@ def test_what_others_do_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture)
     for error in (cygrpc.ExecuteBatchError("Failed"), no_utf8, ValueError("something else")):
         log.error("%s raised in core", type(error).__name__, exc_info=error)
     assert [record.getMessage() for record in caplog.records] == ["ValueError raised in core"]
+
+
+async def test_that_the_server_stops_is_no_error_of_a_call(caplog: pytest.LogCaptureFixture) -> None:
+    stopped, no_context = cygrpc._ServerStoppedError("Server already stopped"), None
+    with pytest.raises(grpc.aio.BaseError):
+        async with answering(no_context):  # type: ignore[arg-type]
+            raise stopped
+    assert not caplog.records
 
 
 @asynccontextmanager
