@@ -68,14 +68,19 @@ junk = st.recursive(
 
 roles = st.sampled_from(["system", "developer", "user", "assistant", "tool", "robot"])
 parts = st.fixed_dictionaries({"type": st.sampled_from(["text", "input_text", "image_url", "refusal"]), "text": words})
-calls = st.fixed_dictionaries(
-    {
-        "id": words,
-        "type": st.just("function"),
-        "function": st.fixed_dictionaries(
-            {"name": words, "arguments": st.sampled_from(['{"a": 1}', "{", "", "[]", "1"])}
-        ),
-    }
+calls = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "id": words,
+            "type": st.just("function"),
+            "function": st.fixed_dictionaries(
+                {"name": words, "arguments": st.sampled_from(['{"a": 1}', "{", "", "[]", "1"])}
+            ),
+        }
+    ),
+    st.fixed_dictionaries(
+        {"id": words, "type": st.just("custom"), "custom": st.fixed_dictionaries({"name": words, "input": words})}
+    ),
 )
 messages = st.lists(
     st.fixed_dictionaries(
@@ -118,16 +123,48 @@ schemas = st.recursive(
     ),
     max_leaves=5,
 )
-tools = st.lists(
+_LARK = (
+    "start: /a+/",
+    "start: start",
+    "start: x",
+    "start: (",
+    'start: "a" | start start',
+    "start: <[3]>",
+    "}",
+    "%import common.LF",
+)
+_grammars = st.one_of(
+    st.builds(dict, syntax=st.just("lark"), definition=st.one_of(st.sampled_from(_LARK), words)),
     st.builds(
-        lambda function: {"type": "function", "function": function},
-        st.fixed_dictionaries({"name": words}, optional={"parameters": schemas, "strict": st.booleans()}),
+        dict, syntax=st.just("regex"), definition=st.sampled_from(["a+/", "(", "(?s:.*)", "\\", "", "a{9999}", "(a*)*"])
+    ),
+    junk,
+)
+_custom = st.fixed_dictionaries(
+    {"name": words},
+    optional={
+        "format": st.one_of(
+            st.builds(lambda grammar: {"type": "grammar", "grammar": grammar}, _grammars),
+            st.builds(lambda grammar: {"type": "grammar", **(grammar if isinstance(grammar, dict) else {})}, _grammars),
+            st.builds(dict, type=st.sampled_from(["text", "poem"])),
+        )
+    },
+)
+tools = st.lists(
+    st.one_of(
+        st.builds(
+            lambda function: {"type": "function", "function": function},
+            st.fixed_dictionaries({"name": words}, optional={"parameters": schemas, "strict": st.booleans()}),
+        ),
+        st.builds(lambda custom: {"type": "custom", "custom": custom}, _custom),
+        st.builds(lambda custom: {"type": "custom", **custom}, _custom),
     ),
     max_size=2,
 )
 tool_choices = st.one_of(
     st.sampled_from(["none", "auto", "required", "poem"]),
     st.builds(lambda name: {"type": "function", "function": {"name": name}}, words),
+    st.builds(lambda name: {"type": "custom", "custom": {"name": name}, "name": name}, words),
 )
 formats = st.one_of(
     st.sampled_from([{"type": "text"}, {"type": "json_object"}, {"type": "json_schema"}]),
@@ -167,6 +204,9 @@ NEARLY: dict[str, st.SearchStrategy[Any]] = {
         st.one_of(words, st.lists(parts, max_size=2), st.none()),
     ),
     "stream": st.booleans(),
+    "background": st.booleans(),
+    "min_tokens": st.integers(-1, 8),
+    "allowed_token_ids": st.lists(token_ids, max_size=3),
     "stream_options": st.builds(dict, include_usage=st.booleans()),
     "adapter": st.builds(lambda start, end: {"templates": {"user": {"start": start, "end": end}}}, words, words),
     "chat_template_kwargs": st.dictionaries(words, scalars, max_size=2),
@@ -290,7 +330,7 @@ PARAMETERS = sorted(
         *("repetition_penalty", "logprobs", "top_logprobs", "echo", "best_of", "suffix", "max_tokens", "ignore_eos"),
         *("max_completion_tokens", "max_output_tokens", "modalities", "audio", "functions", "function_call", "user"),
         *("parallel_tool_calls", "reasoning_effort", "reasoning", "instructions", "previous_response_id", "include"),
-        *("truncation", "metadata", "store", "background", "dimensions", "conversation", "made_up"),
+        *("truncation", "metadata", "store", "dimensions", "conversation", "made_up"),
         *("add_special_tokens", "add_generation_prompt", "continue_final_message", "return_token_strs"),
     }
 )

@@ -263,3 +263,27 @@ async def test_a_conversation_with_custom_calls_goes_on(server, tokenizer):
     assert json.dumps({"input": TEXT}, ensure_ascii=False) in text
     items = (await server.http.get(f"{server.url}/v1/responses/{second.json['id']}/input_items")).status
     assert items == 200
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "start: " + "(" * 20_000 + '"a"' + ")" * 20_000,
+        "start: r0\n" + "\n".join(f"r{number}: r{number + 1} r{number + 1}" for number in range(2000)) + '\nr2000: "a"',
+        'start: "' + "a" * 9000 + '"',
+        'start: "a"\n}\nstart: "b"',
+        "start: @other",
+        "start: nothing",
+    ],
+)
+async def test_a_hostile_grammar_is_refused_and_harms_nobody(server, definition):
+    for choice, tools in (
+        ("required", [custom("f", grammar(definition))]),
+        ("auto", [WEATHER, custom("f", grammar(definition))]),
+    ):
+        refused = await server.chat(tools=tools, tool_choice=choice)
+        where = f"tools[{len(tools) - 1}].custom.format.grammar.definition"
+        assert (refused.status, refused.error["param"]) == (400, where)
+        assert "can't be followed: " in refused.error["message"] or "forces a text" in refused.error["message"]
+    server.backend.say(TEXT)
+    assert (await server.chat(tools=[APPLY], tool_choice=NAMED)).status == 200
