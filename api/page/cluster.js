@@ -50,7 +50,7 @@ export class ClusterView {
     const names = namesOf(status.nodes);
     this.#showFacts(status, names);
     const areShown = status.nodes.some((node) => node.loads); // with their figures, on the cards of the nodes
-    this.#showWarnings(status.warnings.filter(({ code }) => code !== "loading" || !areShown));
+    this.#showWarnings(status.warnings.filter(({ code }) => code !== "loading" || !areShown), status.nodes);
     const showModel = (item, model) => this.#showModel(item, model, status, names);
     keyed(this.#models, status.models, ({ id }) => id, makeModel, showModel);
     const showEach = (item, each) =>
@@ -71,7 +71,7 @@ export class ClusterView {
   }
 
   /** What is only information is folded, below the others. */
-  #showWarnings(warnings) {
+  #showWarnings(warnings, nodes) {
     const make = () => element("li", {}, element("span"), element("span", { class: "quiet" }));
     const show = (item, { severity, text, hint }) => {
       item.className = severity;
@@ -79,7 +79,7 @@ export class ClusterView {
       setMarked(said, text);
       setMarked(advice, hint);
     };
-    const all = byCode(warnings);
+    const all = byCode(warnings, nodes);
     const notes = all.filter(({ severity }) => severity === "info");
     keyed(this.#warnings, all.filter((each) => !notes.includes(each)), ({ code }) => code, make, show);
     keyed(this.#notes, notes, ({ code }) => code, make, show);
@@ -276,18 +276,32 @@ function modelFigures({ rings, layers, context, requests, tokens_per_second: rat
 }
 
 /** One for all warnings of a code, mostly of several nodes: what they say, and the hint that they have in common. */
-function byCode(warnings) {
+function byCode(warnings, nodes) {
+  const names = new Map(nodes.map(({ id, name }) => [id, name]));
   const codes = new Map();
   for (const each of warnings) codes.set(each.code, [...(codes.get(each.code) ?? []), each]);
   return [...codes.values()].map((alike) => {
-    const nodes = new Set(alike.map(({ node }) => node).filter(Boolean)).size;
     const isSame = new Set(alike.map(({ hint }) => hint)).size === 1;
     const told = alike.map(({ text, hint }) => (isSame ? text : `${text} ${hint}`.trimEnd()));
-    const more = told.length > MOST_TOLD ? [`And ${told.length - MOST_TOLD} more.`] : [];
-    const parts = [...(nodes > 1 ? [`${nodes} nodes:`] : []), ...told.slice(0, MOST_TOLD), ...more];
-    return { ...alike[0], text: parts.join(" "), hint: isSame ? alike[0].hint : "" };
+    const { who, said } = of(alike, told, names);
+    const more = said.length > MOST_TOLD ? [`And ${said.length - MOST_TOLD} more.`] : [];
+    const text = [...(who ? [`${who}:`] : []), ...said.slice(0, MOST_TOLD), ...more].join(" ");
+    return { ...alike[0], text, hint: isSame ? alike[0].hint : "" };
   });
 }
+
+/** Of which nodes warnings are, and what is said of them: once, if each says the same of itself. */
+function of(alike, told, names) {
+  const nodes = [...new Set(alike.map(({ node }) => node).filter(Boolean))];
+  if (nodes.length < 2) return { who: "", said: told };
+  const who = `${nodes.length} nodes`;
+  const same = new Set(alike.map(({ node }, at) => withoutName(told[at], names.get(node))));
+  if (nodes.length !== alike.length || same.size > 1 || same.has(told[0])) return { who, said: told };
+  const first = nodes.slice(0, MOST_TOLD).map((node) => names.get(node));
+  return { who: `${who} (${first.join(", ")}${nodes.length > MOST_TOLD ? ", …" : ""})`, said: [...same] };
+}
+
+const withoutName = (text, name) => (name && text.startsWith(`${name} `) ? text.slice(name.length + 1) : text);
 
 function bytes(count) {
   const power = Math.min(Math.max(Math.floor(Math.log2(Math.max(count, 1)) / 10), 0), UNITS.length - 1);

@@ -19,21 +19,22 @@ EXIT_WELL, EXIT_NO_NODE, EXIT_ILL = 0, 3, 4
 def examine(api: Api, node: str, *, as_json: bool) -> int:
     """`node`: only findings about this one; empty: all. Without a node at `api`, those of the terminal all the same."""
     found = [] if node else [asdict(issue) for issue in examine_terminal(Path(sys.executable).parent)]
-    missing = ""
+    missing, nodes = "", list[Json]()
     try:
-        found = _of_cluster(api, node) + found
+        status = api.status()
+        nodes = status["nodes"]
+        found = _of_cluster(status, node) + found
     except NoNode as error:
         missing = str(error)
-    print(json.dumps({"warnings": found}, indent=2) if as_json else _text(found))
+    print(json.dumps({"warnings": found}, indent=2) if as_json else _text(found, nodes))
     if missing:
         print(f"cluster: {missing}", file=sys.stderr)
         return EXIT_NO_NODE
     return EXIT_ILL if any(issue["severity"] != "info" for issue in found) else EXIT_WELL
 
 
-def _of_cluster(api: Api, node: str) -> list[Json]:
+def _of_cluster(status: Json, node: str) -> list[Json]:
     """Findings as in the status; with `node`, a name or id, only those about this node. Raises StatusFailed."""
-    status = api.status()
     found: list[Json] = status["warnings"]
     if not node:
         return found
@@ -45,7 +46,7 @@ def _of_cluster(api: Api, node: str) -> list[Json]:
     return [issue for issue in found if issue.get("node") == meant[0]]
 
 
-def _text(found: list[Json]) -> str:
+def _text(found: list[Json], nodes: list[Json]) -> str:
     """The findings by code, each with its section of the page on troubleshooting, and how many there are."""
     if not found:
         return "Nothing is wrong."
@@ -56,6 +57,7 @@ def _text(found: list[Json]) -> str:
     known = set(Code)  # a node of another version may tell of others
     codes = [alike[0]["code"] for alike in groups]
     lines = [
-        findings(alike) + f"\n  {PAGE}#{code}" * (code in known) for code, alike in zip(codes, groups, strict=True)
+        findings(alike, nodes) + f"\n  {PAGE}#{code}" * (code in known)
+        for code, alike in zip(codes, groups, strict=True)
     ]
     return "\n".join([*lines, ", ".join(summary)])

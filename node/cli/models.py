@@ -60,7 +60,7 @@ def loaded(wanted: Sequence[Json], models: Json, status: Json) -> str:
     head = ("MODEL", "STATE", "SIZE", "CONTEXT", "LAYERS", "REQUESTS", "TOK/S")
     lines = list(map(printable, aligned([head, *rows])))
     why = [warning for warning in status["warnings"] if warning["code"] in _NOT_LOADED]
-    return "\n".join([*lines, *(["", findings(why)] if why else [])])
+    return "\n".join([*lines, *(["", findings(why, status["nodes"])] if why else [])])
 
 
 def _stages(ring: Json, names: dict[str, str], state: str) -> str:

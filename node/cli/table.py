@@ -1,6 +1,6 @@
 """Formats the cluster's status for people: a summary line, a line per model, a table of the nodes, the warnings."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from node.cli.client import Json
@@ -23,12 +23,13 @@ def render(status: Json, width: int | None = None) -> str:
     lines = [summary, *(_model(model) for model in status["models"]), ""]
     lines += _table(status, names, width)
     text = "\n".join(map(printable, lines))
-    return f"{text}\n\n{_folded(status['warnings'])}" if status["warnings"] else text
+    return f"{text}\n\n{_folded(status['warnings'], status['nodes'])}" if status["warnings"] else text
 
 
-def findings(warnings: list[Json]) -> str:
-    """A line for each code; what is only information has another mark."""
-    return "\n".join(map(_finding, by_code(warnings)))
+def findings(warnings: list[Json], nodes: Iterable[Json] = ()) -> str:
+    """A line for each code; what is only information has another mark. `nodes`: of the status, as texts begin with their names."""
+    names = {node["id"]: node["name"] for node in nodes}
+    return "\n".join(_finding(alike, names) for alike in by_code(warnings))
 
 
 def by_code(warnings: Iterable[Json]) -> list[list[Json]]:
@@ -39,12 +40,18 @@ def by_code(warnings: Iterable[Json]) -> list[list[Json]]:
     return list(found.values())
 
 
-def _finding(alike: list[Json]) -> str:
+def _finding(alike: list[Json], names: Mapping[str, str]) -> str:
     """A line for the warnings of one code, mostly of several nodes: what they say, and the hint that they have in common."""
-    nodes = len({each["node"] for each in alike if each.get("node")})
+    nodes = list(dict.fromkeys(each["node"] for each in alike if each.get("node")))
     hints = {each.get("hint", "") for each in alike}
     told = [each["text"] if len(hints) == 1 else f"{each['text']} {each.get('hint', '')}".rstrip() for each in alike]
-    parts = [f"{nodes} nodes:"] if nodes > 1 else []
+    who = f"{len(nodes)} nodes" if len(nodes) > 1 else ""
+    if who and len(nodes) == len(alike) and all(each in names for each in nodes):
+        same = {text.removeprefix(f"{names[each['node']]} ") for text, each in zip(told, alike, strict=True)}
+        if len(same) == 1 and told[0] not in same:  # each says it of itself
+            more = ", …" if len(nodes) > _MOST_TOLD else ""
+            who, told = f"{who} ({', '.join(names[each] for each in nodes[:_MOST_TOLD])}{more})", list(same)
+    parts = [f"{who}:"] if who else []
     parts += told[:_MOST_TOLD]
     parts += [f"And {len(told) - _MOST_TOLD} more."] if len(told) > _MOST_TOLD else []
     parts += hints if len(hints) == 1 else ()
@@ -52,13 +59,13 @@ def _finding(alike: list[Json]) -> str:
     return printable(f"{mark} {alike[0]['code']}  {' '.join(parts)}".rstrip())
 
 
-def _folded(warnings: list[Json]) -> str:
+def _folded(warnings: list[Json], nodes: Iterable[Json]) -> str:
     """The findings; of what is only information, but for loads, the codes in one line at the end."""
     is_told = [each["severity"] != "info" or each["code"] == Code.LOADING for each in warnings]
     told = [each for each, is_one in zip(warnings, is_told, strict=True) if is_one]
     codes = dict.fromkeys(each["code"] for each, is_one in zip(warnings, is_told, strict=True) if not is_one)
     more = printable(f"- {', '.join(codes)}  `cluster doctor` tells more.")
-    return "\n".join([*([findings(told)] if told else []), *([more] if codes else [])])
+    return "\n".join([*([findings(told, nodes)] if told else []), *([more] if codes else [])])
 
 
 def _model(model: Json) -> str:

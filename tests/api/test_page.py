@@ -537,6 +537,10 @@ async def test_warnings_of_one_code_are_one_and_notes_are_folded(page, backend):
     await page.until("document.querySelectorAll('.warnings .warning').length === 1")
     assert await page.text(".warnings .warning") == "2 nodes: a is full. b is full.\nRun hf cache rm."
     assert await page.text(".warnings .warning code") == "hf cache rm"
+    named = [each | {"node": f"id-{at}"} for at, each in enumerate(low)]
+    nodes = [node_status(name, at) for at, name in enumerate("ab")]
+    backend.shown = cluster_status(*nodes, warnings=[*named, *notes])
+    await page.until("document.querySelector('.warnings .warning')?.innerText.startsWith('2 nodes (a, b): is full.')")
     assert await page.text("details:has(.notes) > summary") == "2 notes"
     assert not await page.evaluate("document.querySelector('.notes').checkVisibility()")
     await page.evaluate("document.querySelector('details:has(.notes) > summary').click()")

@@ -117,6 +117,19 @@ def test_warnings_of_one_code_are_one(status):
     assert render(status).endswith("7 nodes: a has 1 GB left. b has 1 GB left. c has 1 GB left. And 4 more. Free some.")
 
 
+def test_what_each_node_says_of_itself_is_told_once(status):
+    names = ("mini-1", "mini-2", "mini-3", "mini-4")
+    status["warnings"] = [
+        warning("slow-blas", node, text=f"{name} computes slowly.", hint="Do it.")
+        for node, name in zip(("a1", "b2", "c3", "d4"), names, strict=True)
+    ]
+    assert render(status).endswith("! slow-blas  4 nodes (mini-1, mini-2, mini-3, …): computes slowly. Do it.")
+    del status["warnings"][2:]
+    assert render(status).endswith("! slow-blas  2 nodes (mini-1, mini-2): computes slowly. Do it.")
+    status["warnings"][1]["text"] = "mini-2 computes."
+    assert render(status).endswith("! slow-blas  2 nodes: mini-1 computes slowly. mini-2 computes. Do it.")
+
+
 def test_what_is_only_information_is_folded_and_last(status):
     infos = [warning(code, node, "info", text="It sleeps.") for code, node in (("may-sleep", "a"), ("may-sleep", "b"))]
     infos.append(warning("open-cluster", severity="info", text="It is open."))
