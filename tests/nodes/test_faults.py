@@ -1,7 +1,10 @@
 """Real nodes on a machine that fails: clocks jump, disks of KV fail, are full or slow, and bits flip on the wire."""
 
 import errno
+import json
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,44 @@ def test_a_node_is_killed_while_disks_fail_and_clocks_jump(cluster: Cluster, fau
                 faults.now.ahead_s = -DAY_S
                 ring[place].kill()
     assert events.text == right
+
+
+@pytest.fixture
+def small_disk(cluster: Cluster) -> Iterator[Path]:
+    """The data directory of a node on a file system of its own, of 1 MB."""
+    folder = cluster.directory / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    cluster.close()
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_node_whose_disk_is_full_is_not_elected_and_serves(
+    cluster: Cluster, small_disk: Path, stock: dict[str, str]
+) -> None:
+    former = cluster.launch("--model", MODEL, "--memory", "1GB").started()
+    cluster.agreed(former)
+    full = cluster.launch("--model", MODEL, "--memory", "3GB", name=small_disk.name).started()  # it ranks first
+    other = cluster.launch("--model", MODEL, "--memory", "2GB").started()
+    before = cluster.agreed(former, full, other)
+    assert cluster.head(before) is former
+    filler = small_disk / "filler"
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(bytes(2 << 20))
+    former.kill()
+    after = cluster.ready(full, other)
+    assert cluster.head(after) is other
+    assert after["term"] > before["term"]
+    assert "No space left" in until(lambda: full.warning("disk-failed"), "it says that its disk is full")
+    assert full.streamed("Hello") == other.streamed("Hello") == stock["Hello"]
+    filler.unlink()
+    until(lambda: not full.warning("disk-failed"), "its disk has room again")
+    assert json.loads((small_disk / "node.json").read_text())["term"] == after["term"]
 
 
 def test_with_a_secret_a_bit_that_flips_on_the_wire_breaks_its_connection_and_changes_no_answer(
