@@ -17,7 +17,7 @@ MIN_STORED = 1024
 """Tokens from which KV is kept on disks: fewer are soon computed."""
 UNKNOWN_S = 10.0
 """Time that a stage may take while it is not known how long prompts take."""
-MIN_S, MAX_S = 0.5, 20.0
+MIN_S, MAX_S = 0.5, 60.0
 """Bounds of that time otherwise."""
 
 
