@@ -133,6 +133,28 @@ def test_a_disk_that_is_sick_changes_no_answer(fault: dict[str, Any]):
         assert all(machine.disk.is_sick for machine in world.machines.values())
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_a_failed_device_has_computed_is_taken_by_nobody(fails: bool):
+    """Neither from its own disk, nor from the copies on that of an idle node."""
+    world = begun(machines=3, stages=2)
+
+    def fail() -> None:
+        holder, idle = (
+            next(p for p in world.processes() if bool(p.rings.reports()) is holds) for holds in (True, False)
+        )
+        assert holder.machine.disk.files
+        assert idle.machine.disk.files
+        if fails:
+            holder.loop.call_soon(lambda: holder.loop.create_task(holder.stored.device_failed()))
+            world.run(3.0)
+            assert not holder.machine.disk.files
+        kill_all(world)
+
+    with simulated(world), mock.patch.object(disk, "DAMAGE", 0.0):
+        turns(world, fail)
+        assert bool(world.restored) is not fails
+
+
 def test_after_a_power_cut_only_whole_blocks_are_taken():
     world = begun(machines=2, stages=2)
 

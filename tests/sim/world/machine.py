@@ -228,6 +228,7 @@ class Process:
         store.open()
         self.kv = KvExchange(store, pool, client, self.agent.others, self.agent.is_member)
         self.copies = KvCopies(self.kv, self._keeper)
+        self.stored = StoredKv(self.kv, compute, pool, self.copies)
         self.rings = Rings(
             self.agent,
             compute,
@@ -241,7 +242,7 @@ class Process:
                 step_timeout_s=60,
                 guesses=self.world.guesses,
             ),
-            StoredKv(self.kv, compute, pool, self.copies),
+            self.stored,
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         allowlist = Allowlist(self.agent, ())
