@@ -346,7 +346,7 @@ class Admission:
 
     def begins_chunk(self, slot: Slot) -> None:
         """A chunk of a prompt begins: have the stages keep on their disks what can't be cut, if it is to be kept from here."""
-        if slot.sent == slot.state_at and self.limits.stored and slot.sent:
+        if slot.sent == slot.state_at > slot.cached and self.limits.stored:
             chain = chain_of(self.limits.stored, slot.session.tokens[: slot.sent])
             self.ops.append(Store(slot.number, chain, state=True))
 

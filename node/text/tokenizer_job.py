@@ -44,10 +44,11 @@ def make_job() -> Job:
                 return TOKENS
             tokens = getattr(encoder, name)(**given)
             if param and len(tokens) > most:  # checked here, as a long reply would burden the node
-                raise ContextExceeded(
-                    f"This model's maximum context length is {most} tokens, but the text has {len(tokens)} tokens.",
-                    param=param,
-                )
+                said = f"This model's maximum context length is {most} tokens, but the text has {len(tokens)} tokens"
+                if tools := given.get("tools"):  # agents' tools are often longer than all they are told
+                    without = getattr(encoder, name)(**{**given, "tools": None})
+                    said += f", of which {max(0, len(tokens) - len(without))} are its {len(tools)} tools"
+                raise ContextExceeded(f"{said}.", param=param)
             return TOKENS + array("I", tokens[:most]).tobytes()
         except PippinError as error:
             fields = {"code": error.code, "message": error.message, "hint": error.hint, "param": error.param}

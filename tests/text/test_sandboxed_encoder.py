@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import shutil
 import threading
 import time
@@ -105,6 +106,19 @@ async def test_a_text_far_longer_than_the_context_is_refused_before_anything_is_
             await asked("x" * (most // 2))
         assert await asked("x")
     assert time.monotonic() - begun < 60
+
+
+async def test_an_error_says_how_much_of_a_long_chat_are_tools(opened):
+    encoder = await opened(DEMO)
+    chat = [{"role": "user", "content": "Hello"}]
+    tools = [{"type": "function", "function": {"name": f"tool_{k}", "description": "a " * 20}} for k in range(12)]
+    alone = len(await encoder.encode_chat(chat, None, {}, context=300))
+    with pytest.raises(ContextExceeded) as caught:
+        await encoder.encode_chat(chat, tools, {}, context=300)
+    said = r"is 300 tokens, but the text has (\d+) tokens, of which (\d+) are its 12 tools\."
+    whole, of_tools = map(int, re.findall(said, str(caught.value))[0])
+    assert whole > 300
+    assert whole - of_tools == alone
 
 
 async def test_a_prediction_is_cut_before_anything_is_made_of_it(opened):
