@@ -11,6 +11,7 @@ A model of random weights calls no tools by itself, so the call is added. On one
   cancelled     the client hangs up while another prompt is computed; the time until its place is free
   asked again   the cancelled request once more
   all killed    one more turn of a ring of 2, all of whose nodes are killed and started again; `ratio` to turn 1, as above
+  other model   the same after the model was unloaded, and another one has answered; it comes before the kill
   3 nodes       and one more, after they are killed again and started with a third one: the layers are cut otherwise
   N agents      with one system prompt and a question each, all at once: a first turn, then a second one; TTFT of the slowest one
 """
@@ -44,6 +45,7 @@ TARGET = 0.01
 """Of a later turn: the share of its prompt that is computed, and its TTFT in relation to the first one's."""
 AFTER_KILL, AFTER_CUT = 0.05, 0.15
 """Of a turn whose KV comes from disks: its TTFT in relation to the first one's."""
+OTHER_MODEL = "other model"
 BLOCK = 256
 """Tokens of a block on a disk."""
 TOKENS_PER_WORD = 1.2
@@ -107,18 +109,32 @@ def _restarts(model: Path, options: argparse.Namespace) -> list[Row]:
                 with_keys=False,
                 data="data",
             ) as ring:
-                answer, chat = asyncio.run(_one_turn(ring, chat, options))
-                row = _row(case, [answer], first) | (at_most(answer.ttft / first.ttft, target) if first else {})
-                rows.append({"side": "restarts", **row})
-                print(rows[-1], flush=True)
-                first = first or answer
-                wanted = 2 * stages * (answer.prompt_tokens // BLOCK)  # with a copy of each
-                deadline = time.monotonic() + FREE_S
-                while len({*Path(scratch).glob("*/kv/*/*.safetensors")}) < wanted and time.monotonic() < deadline:
-                    time.sleep(0.1)
+                cases = [case] if first else [case, OTHER_MODEL]
+                for each in cases:
+                    if each == OTHER_MODEL:
+                        asyncio.run(_load_another(ring))
+                    answer, chat = asyncio.run(_one_turn(ring, chat, options))
+                    bound = AFTER_KILL if each == OTHER_MODEL else target
+                    row = _row(each, [answer], first) | (at_most(answer.ttft / first.ttft, bound) if first else {})
+                    rows.append({"side": "restarts", **row})
+                    print(rows[-1], flush=True)
+                    first = first or answer
+                    wanted = 2 * stages * (answer.prompt_tokens // BLOCK)  # with a copy of each
+                    deadline = time.monotonic() + FREE_S
+                    while len({*Path(scratch).glob("*/kv/*/*.safetensors")}) < wanted and time.monotonic() < deadline:
+                        time.sleep(0.1)
                 for pid in ring.pids:
                     os.kill(pid, signal.SIGKILL)
     return rows
+
+
+async def _load_another(ring: NodeRing) -> None:
+    """Unload the model, and have another one answer."""
+    async with sse.client() as http:
+        await asyncio.sleep(AGAIN_S)  # until all nodes know that the answer has ended
+        await sse.whole(http, f"{ring.url[:-3]}/cluster/models/{ring.model}/unload", {})
+        body = {"model": "pippin-demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+        await sse.whole(http, f"{ring.url}/chat/completions", body)
 
 
 async def _one_turn(ring: NodeRing, chat: list[Json], options: argparse.Namespace) -> tuple[Answer, list[Json]]:
