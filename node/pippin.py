@@ -13,7 +13,7 @@ USAGE = """usage: pippin [-h] [-v] COMMAND ...
   pippin node      start a node of a Pippin cluster: as `node` does, but never Node.js
   pippin COMMAND   talk to a cluster, show it or change it: as `cluster COMMAND` does
 
-  chat  run  models  ps  pull  rm  load  unload                 models
+  chat  run  launch  models  ps  pull  rm  load  unload         models
   status  wait  doctor  logs  drain  undrain                    the cluster
   secret  service  completion                                   this machine
 

@@ -16,6 +16,7 @@ from node.cli import answers, completion, models
 from node.cli.arguments import FOLLOW, MODEL, NODE, SYSTEM, TIMEOUT, asks_node, json_option
 from node.cli.chat import Chat
 from node.cli.client import Api, Json, StatusFailed
+from node.cli.launch import PROGRAMS, choose, launch
 from node.cli.table import render
 from node.cli.terminal import complain, printable, progress, without_controls
 from node.cli.wait import Target, in_memory, model_id, undrained, wait
@@ -80,6 +81,22 @@ def run(api: Api, model: str, prompt: tuple[str, ...], system: str, verbose: boo
     messages += [{"role": "user", "content": answers.whole_prompt(prompt)}]
     is_whole = answers.run(api, {"model": model, "messages": messages, **more}, as_json=as_json, verbose=verbose)
     return 0 if is_whole else EXIT_INTERRUPTED
+
+
+@cluster.command("launch")
+@click.argument("program", type=OneOf(PROGRAMS), metavar="PROGRAM", help=", ".join(PROGRAMS))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, help="its arguments, after --")
+@option(
+    "--model",
+    metavar="MODEL",
+    shell_complete=completion.models,
+    help="id, a short name, or how it begins (default: one that is loaded)",
+)
+@option("--config", "prints", is_flag=True, help="start nothing, and print the settings as commands for a shell")
+@asks_node
+def launch_program(api: Api, program: str, args: tuple[str, ...], model: str | None, prints: bool) -> None:
+    """Start a coding agent that uses this cluster."""
+    launch(program, choose(api, model), args, prints=prints)
 
 
 @cluster.command("models")
