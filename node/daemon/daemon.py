@@ -110,6 +110,7 @@ class Daemon:
                 self._upkeep.keep_addresses(self._network.interfaces, self._agent, discovery),
                 self._stop_if_lost(),
                 self._upkeep.keep_memory(),
+                self._upkeep.try_served(self._agent, self._models.specs.local),
                 self._upkeep.keep_issues(self._issues, self._agent),
             ]
             if self._options.keep_alive:

@@ -7,9 +7,12 @@ from collections.abc import Awaitable, Callable
 
 from node.cluster.agent import Agent
 from node.core.clock import LOOK_S, in_step
+from node.core.errors import PippinError
+from node.core.models import ModelVersion
 from node.core.pool import Pool
 from node.core.reports import Issue, Severity
 from node.core.retried import Retried
+from node.core.rings import Placement
 from node.host import memory
 from node.host.interfaces import Interface, addresses, multicast_addresses
 from node.members.discovery import Discovery
@@ -81,6 +84,24 @@ class Upkeep:
                 if _log_changes(former, self.issues):
                     agent.touch()
             await asyncio.sleep(in_step(ISSUES_S))
+
+    async def try_served(self, agent: Agent, describe: Callable[[ModelVersion], Awaitable[object]]) -> None:
+        """Describe the models that other nodes serve, while this one has no layers, as it may be the next to take some: a first
+        run of a model, in a process of its own, takes a second, for which streams would wait.
+        """
+        tried: set[ModelVersion] = set()
+        seen: Placement | None = None
+        while True:
+            while agent.placement is seen:
+                await agent.adopted.wait()
+            seen = agent.placement
+            is_idle = all(agent.info.id not in ring.nodes for ring in seen.rings)
+            for version in {ring.version for ring in seen.rings} - tried if is_idle else ():
+                tried.add(version)
+                try:
+                    await describe(version)
+                except (PippinError, OSError) as error:
+                    log.debug("%s was not tried: %s", version.model, error)
 
     async def keep_memory(self) -> None:
         """Return the heap memory that large requests freed to the system."""

@@ -28,6 +28,8 @@ UNMEASURED = 1e7
 PAUSE_S = 5.0
 """Time in which nothing is sent after a failure."""
 _TRIES = 3
+RECALL_S, _RECALLS = 60.0, 60
+"""Pause after which copies are to be deleted once more at nodes that were not reached, and how often that is tried."""
 _MAX_WAITING = 256
 """Sequences that wait to be copied. The one that has waited longest then waits for its next block."""
 _MAX_COPIED = 1024
@@ -115,14 +117,20 @@ class KvCopies:
         if self._copying:
             self._copying.cancel()
             await asyncio.wait([self._copying])
-        while self._copied:
-            (peer, number), chain = self._copied.popitem()
+        wrong, self._copied = self._copied, OrderedDict()
+        for (peer, number), chain in wrong.items():
             if number in waiting and waiting[number].chain.startswith(chain):
-                chain = waiting[number].chain  # of which one more block may have come
-            try:
-                await self.exchange.client.discard_kv(peer, chain)
-            except PippinError as error:
-                log.warning("copies of KV at %s are not deleted: %s", peer, error)
+                wrong[peer, number] = waiting[number].chain  # of which one more block may have come
+        for _ in range(_RECALLS):
+            for (peer, number), chain in list(wrong.items()):
+                try:
+                    await self.exchange.client.discard_kv(peer, chain)
+                    del wrong[peer, number]
+                except PippinError as error:
+                    log.warning("copies of KV at %s are not deleted, which is tried again: %s", peer, error)
+            if not wrong:
+                return
+            await asyncio.sleep(RECALL_S)
 
     async def _copy_all(self) -> None:
         while self._waiting:

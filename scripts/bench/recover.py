@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kinds", default=",".join(KINDS), metavar="K,K", help="default: %(default)s")
     add("--losses", type=int, default=20, metavar="N", help="of each kind (default: %(default)s)")
     add("--streams", type=int, default=4, metavar="N", help="that run meanwhile (default: %(default)s)")
+    add("--tokens", type=int, default=TOKENS, metavar="N", help="of each answer (default: %(default)s)")
     add("--model", default=victims.MODEL, metavar="ID", help="default: %(default)s")
     add("--models-dir", type=Path, metavar="DIR", help="directory of the model's folder")
     add(
@@ -84,13 +85,13 @@ async def _measure(cluster: Cluster, options: argparse.Namespace, words: int) ->
     contents = [
         f"{prompts.text(words) if words else ''} Count from {n + 1} to 100".strip() for n in range(options.streams)
     ]
-    answers = [await _stream(cluster, n, content) for n, content in enumerate(contents)]
+    answers = [await _stream(cluster, n, content, options.tokens) for n, content in enumerate(contents)]
     undisturbed = [answer.text for answer in answers]
     rows = []
     for kind in options.kinds.split(","):
         losses = []
         for _ in range(options.losses):
-            losses.append(await _lose(cluster, kind, contents, undisturbed))
+            losses.append(await _lose(cluster, kind, contents, undisturbed, options.tokens))
             print(".", end="", file=sys.stderr, flush=True)
         rows.append({"words": words, **_row(kind, losses)})
         report(f"{kind}, while {options.streams} streams run; seconds", rows[-1:])
@@ -112,22 +113,22 @@ def _row(kind: str, losses: list[Loss]) -> Row:
     return row | {"streams lost": lost} | at_most(lost, 0)
 
 
-async def _stream(cluster: Cluster, number: int, content: str, answer: Answer | None = None) -> Answer:
+async def _stream(cluster: Cluster, number: int, content: str, tokens: int, answer: Answer | None = None) -> Answer:
     messages = [{"role": "user", "content": content}]
     sampling: Json = {"temperature": 0} if number % 2 else {"temperature": 1, "seed": number}
-    body = {"model": cluster.model, "messages": messages, "max_tokens": TOKENS, "ignore_eos": True, **sampling}
+    body = {"model": cluster.model, "messages": messages, "max_tokens": tokens, "ignore_eos": True, **sampling}
     async with sse.client() as http:
         return await sse.stream(http, f"{cluster.url}/v1/chat/completions", body, answer)
 
 
-async def _lose(cluster: Cluster, kind: str, contents: list[str], undisturbed: list[str]) -> Loss:
+async def _lose(cluster: Cluster, kind: str, contents: list[str], undisturbed: list[str], tokens: int) -> Loss:
     status = await victims.ready(cluster)
     victim = _victim(cluster, status, kind)
     for node in cluster.nodes.values():
         node.log_lines()
     answers = [Answer() for _ in contents]
     tasks = [
-        asyncio.create_task(_stream(cluster, n, content, answer))
+        asyncio.create_task(_stream(cluster, n, content, tokens, answer))
         for n, (content, answer) in enumerate(zip(contents, answers, strict=True))
     ]
     await asyncio.gather(*(answer.begun.wait() for answer in answers))

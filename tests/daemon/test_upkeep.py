@@ -1,14 +1,21 @@
-"""How a node tells of issues of its own machine."""
+"""What a node looks after every few seconds."""
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from node.core.errors import ModelNotFound
+from node.core.models import ModelVersion
 from node.core.pool import Pool
 from node.core.reports import Issue
+from node.core.rings import Placement, Ring, StageSpec
+from node.core.signal import Signal
 from node.core.warning_codes import Code
 from node.daemon.upkeep import Upkeep
+from tests.patience import PATIENCE_S
 
 
 class Agent:
@@ -54,3 +61,45 @@ async def test_issues_are_logged_and_told_when_they_come_and_go(
         "mini answers requests fro",
         "disk-low: no longer so",
     ]
+
+
+class Following:
+    """An agent that adopts placements."""
+
+    def __init__(self) -> None:
+        self.info = SimpleNamespace(id="me")
+        self.placement = Placement()
+        self.adopted = Signal()
+
+    def adopt(self, *rings: Ring) -> None:
+        self.placement = Placement(rings=rings)
+        self.adopted.notify()
+
+
+def ring(model: str, *nodes: str) -> Ring:
+    stages = tuple(StageSpec(node, k, k + 1) for k, node in enumerate(nodes))
+    return Ring(f"{model}@1", ModelVersion(model), stages, 2048, 1)
+
+
+async def test_a_node_without_layers_tries_what_others_serve_once() -> None:
+    agent, tried = Following(), asyncio.Queue[str]()
+    agent.placement = Placement(rings=(ring("first", "a", "b"),))
+
+    async def describe(version: ModelVersion) -> None:
+        tried.put_nowait(version.model)
+        if version.model == "first":
+            agent.adopt(ring("first", "a", "b"), ring("second", "a"))  # meanwhile
+        if version.model == "second":
+            raise ModelNotFound("second is not on this node.")
+
+    upkeep: Any = Upkeep(Pool("test", 1, 1), None)  # type: ignore[arg-type]
+    task = asyncio.create_task(upkeep.try_served(agent, describe))
+    async with asyncio.timeout(PATIENCE_S):
+        assert [await tried.get(), await tried.get()] == ["first", "second"]
+        agent.adopt(ring("third", "a", "me"), ring("fourth", "b"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        agent.adopt(ring("fifth", "b"), ring("second", "a"))
+        assert await tried.get() == "fifth"
+    task.cancel()
+    assert tried.empty()

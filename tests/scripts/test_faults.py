@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GAPS = 5
+GAPS = 4
 """Lower it with each gap that is closed, and never raise it: who finds one mends it."""
 LISTED = re.compile(r"^\| `([a-z-]+)` \|", re.MULTILINE)
 EXPECTED = re.compile(r"^@pytest\.mark\.xfail\(.*\)$", re.MULTILINE)
