@@ -23,8 +23,6 @@ from node.core.usage import nearest
 
 FOLDER = Path("~/.pippin/launch")
 """Of our files for programs that read a setting only from a file."""
-OUTPUT = 8192
-"""Longest answer in tokens, for programs that must be told one; a quarter of the context if that is less."""
 
 
 class ProgramMissing(PippinError):
@@ -45,9 +43,8 @@ class Model(NamedTuple):
         return self.api.key or "any"  # programs insist on one
 
 
-class Start(NamedTuple):
-    environment: dict[str, str]
-    arguments: tuple[str, ...] = ()
+Start = tuple[dict[str, str], list[str]]
+"""Environment and arguments."""
 
 
 class Program(NamedTuple):
@@ -66,7 +63,9 @@ def _claude(model: Model) -> Start:
     settings |= dict.fromkeys(models, model.id) | {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
     if model.context:
         settings["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(model.context)
-    return Start(settings | dict.fromkeys(others, ""))  # empty: what is for Anthropic's servers is not sent to a node
+    settings |= dict.fromkeys(others, "")  # what is for Anthropic's servers is not sent to a node
+    shown = {name: value for name, value in settings.items() if value != model.api.key or not value}
+    return settings, ["--settings", json.dumps({"env": shown})]  # an `env` in the user's settings would win
 
 
 def _codex(model: Model) -> Start:
@@ -74,11 +73,11 @@ def _codex(model: Model) -> Start:
     table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in provider.items())
     settings = [f"model={json.dumps(model.id)}", 'model_provider="pippin"', f"model_providers.pippin={{{table}}}"]
     settings += ['web_search="disabled"', *([f"model_context_window={model.context}"] if model.context else [])]
-    return Start({"PIPPIN_API_KEY": model.key}, tuple(word for each in settings for word in ("-c", each)))
+    return {"PIPPIN_API_KEY": model.key}, [word for each in settings for word in ("-c", each)]
 
 
 def _opencode(model: Model) -> Start:
-    limit = {"context": model.context, "output": min(OUTPUT, model.context // 4)}
+    limit = {"context": model.context, "output": min(8192, model.context // 4)}
     entry = {"name": model.id, **({"limit": limit} if model.context else {})}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -86,10 +85,8 @@ def _opencode(model: Model) -> Start:
         "options": {"baseURL": f"{model.api}/v1", "apiKey": model.key},
         "models": {model.id: entry},
     }
-    name = f"pippin/{model.id}"
-    return Start(
-        {"OPENCODE_CONFIG_CONTENT": json.dumps({"provider": {"pippin": provider}, "model": name, "small_model": name})}
-    )
+    settings = {"provider": {"pippin": provider}, **dict.fromkeys(("model", "small_model"), f"pippin/{model.id}")}
+    return {"OPENCODE_CONFIG_CONTENT": json.dumps(settings)}, []
 
 
 def _aider(model: Model) -> Start:
@@ -101,7 +98,7 @@ def _aider(model: Model) -> Start:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({name: {**limits, "litellm_provider": "openai", "mode": "chat"}}))
         arguments += ["--model-metadata-file", str(file)]
-    return Start({"AIDER_OPENAI_API_KEY": model.key}, tuple(arguments))
+    return {"AIDER_OPENAI_API_KEY": model.key}, arguments
 
 
 PROGRAMS = {

@@ -61,7 +61,11 @@ def launched(node, ready, home):
 
 def test_claude(node, launched):
     arguments, environment, said = launched("claude", "--", "-p", "two words", ANTHROPIC_API_KEY="sk-ant-secret")
-    assert arguments == ["-p", "two words"]
+    assert arguments[0] == "--settings"
+    assert arguments[2:] == ["-p", "two words"]
+    wins = json.loads(arguments[1])["env"]
+    assert wins == {name: environment[name] for name in wins}
+    assert {"ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_MODEL", "ANTHROPIC_API_KEY"} <= {*wins}
     assert environment["ANTHROPIC_BASE_URL"] == node.url
     assert environment["ANTHROPIC_AUTH_TOKEN"] == "any"
     assert {environment[f"ANTHROPIC_{which}MODEL"] for which in ("", "DEFAULT_HAIKU_", "DEFAULT_OPUS_")} == {QWEN}
@@ -208,7 +212,7 @@ def test_settings_are_printed_where_the_program_is_not(node, ready, home, capsys
     (home / "bin" / "claude").unlink()
     node.answers = [ready, FOUND]
     assert main(["launch", "claude", "--config", "--api", node.url]) == 0
-    assert capsys.readouterr().out.endswith("\nclaude\n")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("claude --settings ")
 
 
 def test_a_program_that_nobody_knows(capsys):
