@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -48,10 +48,10 @@ Start = tuple[dict[str, str], list[str]]
 
 
 class Program(NamedTuple):
+    """`install`: the command that does so. `prompt`: tokens of its first request, about."""
+
     install: str
-    """The command that installs it."""
     prompt: int
-    """Tokens of its first request, about."""
     start: Callable[[Model], Start]
 
 
@@ -153,10 +153,6 @@ def launch(name: str, model: Model, more: Sequence[str], *, prints: bool) -> Non
     print(printable(f"{name} uses {model.id} ({context}) of {model.api}"), file=sys.stderr, flush=True)
     if 0 < model.context < program.prompt:
         complain(f"the first prompt of {name} has some {program.prompt:,} tokens: load a model with a longer --context")
-    os.execve(path, command, _without_proxy(os.environ, model.api.host) | environment)  # noqa: S606 - as the user asks
-
-
-def _without_proxy(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """The environment, with the node's host among those that are asked directly: no proxy knows a private network."""
-    names = ("NO_PROXY", "no_proxy")
-    return {**environment, **{name: ",".join(filter(None, (environment.get(name), host))) for name in names}}
+    hosts = {each: os.environ.get(each) for each in ("NO_PROXY", "no_proxy")}
+    direct = {each: ",".join(filter(None, (known, model.api.host))) for each, known in hosts.items()}
+    os.execve(path, command, {**os.environ, **direct, **environment})  # noqa: S606 - no proxy knows a private network
