@@ -151,6 +151,11 @@ def _failures() -> Iterator[Claim]:
     name = "Longest pause of a stream when connections are reset, s"
     yield Claim(name, "recover-reset", "max", {"kind": "reset"}, has_target=False)
     yield Claim("Streams lost when the ring's last node is killed", "recover", "streams lost", {}, "{}")
+    for words, tokens in ((80, "100"), (6500, "8,400"), (23500, "30,300")):
+        name = f"A session of {tokens} tokens, and the ring's last node is killed: pause, median, s"
+        yield Claim(name, "recover-contexts", "p50", {"words": words, "kind": "worker"}, has_target=False)
+    name = "The same with 8,400 tokens, without copies of KV at another node"
+    yield Claim(name, "recover-without-copies", "p50", {"kind": "worker"}, has_target=False)
     name = "Minutes of mixed load while nodes are lost: answers wrong, lost or hung"
     yield Claim(name, "soak", "wrong, lost or hung", {}, "{}")
     name = "The same: the gateway's memory at the end, of that after a third"
