@@ -34,8 +34,8 @@ FILES = [
     ".ssh",
     "config.json/../x.py",
 ]
-PRIVATE = ("notes.txt", "secrets.json", "chats.jsonl", "vocab.txt")
-"""Names in a model's folder that are not for peers; the last only because it leads out of the folder."""
+PRIVATE = ("notes.txt", "secrets.json", "chats.jsonl", "vocab.txt", "NOTICE")
+"""Names in a model's folder that are not for peers; the last two only because they lead out of the folder."""
 
 
 class Stranger:
@@ -166,6 +166,6 @@ def test_a_peer_reads_what_a_model_needs_and_nothing_else(cluster: Cluster, tmp_
     node = cluster.launch("--no-mdns", "--models-dir", str(folder.parent)).started()
     address = cluster.agreed(node)["nodes"][0]["address"]
     taken = asyncio.run(asyncio.wait_for(take(Address(address), "own"), PATIENCE_S))
-    own = {path.name for path in BUILTIN.iterdir() if path.suffix in (".json", ".jinja", ".safetensors")}
+    own = {path.name for path in BUILTIN.iterdir() if path.suffix in (".json", ".jinja", ".safetensors")} | {"LICENSE"}
     assert taken.keys() == {DESCRIPTION, *own}
     assert all(content == (folder / name).read_bytes() for name, content in taken.items() if name != DESCRIPTION)
