@@ -115,7 +115,12 @@ def _clients() -> Iterator[Claim]:
     for side in ("one node", "ring of 2"):
         name = f"Coding agent, {side}: time to the first token of a later turn, of the first turn's"
         yield Claim(name, "agent", "ratio", {"side": side, "case": "later turn"}, "{:.4f}")
-    for case, told in (("all killed", "after a kill of all nodes"), ("3 nodes", "the same, with 3 nodes instead of 2")):
+    cases = {
+        "other model": "after an unload, and an answer of another model",
+        "all killed": "after a kill of all nodes",
+        "3 nodes": "the same, with 3 nodes instead of 2",
+    }
+    for case, told in cases.items():
         name = f"A turn of 34,000 tokens, {told}: time to the first token, of the first turn's"
         yield Claim(name, "agent-restarts", "ratio", {"case": case}, "{:.4f}")
     yield Claim("Time until a cancelled prompt's place is free, s", "agent", "freed s", {}, "{:.3f}")
