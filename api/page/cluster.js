@@ -126,7 +126,8 @@ export class ClusterView {
       bar.style.flexGrow = part.bytes;
       bar.title = `${bytes(part.bytes)} ${part.label}`;
     });
-    setText(memoryText, parts.map((part) => `${bytes(part.bytes)} ${part.label}`).join(", "));
+    const sizes = parts.map((part) => `${bytes(part.bytes)} ${part.label}`);
+    setText(memoryText, [...sizes, ...storedText(node)].join(", "));
   }
 }
 
@@ -228,6 +229,12 @@ function memoryParts({ usable, used, weights, kv }) {
     { name: "kv", label: "KV", bytes: known ? kv : 0 },
     { name: "free", label: "free", bytes: Math.max(usable - (known ? weights + kv : used), 0) },
   ].filter(({ bytes: count, name }) => count || name !== "kv");
+}
+
+/** The KV of sessions on a node's disk, and how much of it no other node has a copy of yet. */
+function storedText({ kv_on_disk: stored, kv_uncopied: uncopied }) {
+  const rest = uncopied ? ` (${bytes(uncopied)} to be copied)` : "";
+  return stored ? [`${bytes(stored)} KV on disk${rest}`] : [];
 }
 
 const makeLoad = () => element("li", {}, element("span", { class: "quiet" }), element("progress", { max: "1" }));

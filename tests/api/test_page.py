@@ -514,7 +514,8 @@ async def test_the_cluster(page, backend):
         "kv": 3 << 30,
         "free": 4 << 30,
     }
-    busy = node_status("mini-1", 0, state="loading", loads=[load], memory=memory)
+    stored = {"kv_on_disk": 2 << 30, "kv_uncopied": 5 << 20}
+    busy = node_status("mini-1", 0, state="loading", loads=[load], memory=memory, **stored)
     dead = node_status("mini-2", 1, state="failed", last_seen_s=3.0)
     backend.shown = {**cluster_status(busy, dead, warnings=[slow]), "self": "id-0"}
     await page.until("document.querySelector('.node.gone .name')?.innerText === 'mini-2'")
@@ -522,7 +523,7 @@ async def test_the_cluster(page, backend):
     card = await page.text(".node:first-child")
     assert "fetching layers 0–3 of demo: 58.0 MB of 100.0 MB, 7.0 MB/s, 6 s left" in card
     assert await page.evaluate("document.querySelector('.node progress').value") == 0.58
-    assert "5.0 GB weights, 3.0 GB KV, 4.0 GB free" in card
+    assert "5.0 GB weights, 3.0 GB KV, 4.0 GB free, 2.0 GB KV on disk (5.0 MB to be copied)" in card
     assert "serves this page" in card
     assert await page.text(".layers.gone") == "4–7"
 
