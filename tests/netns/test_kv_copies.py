@@ -14,19 +14,20 @@ from tests.nodes.test_kv_on_disk import BLOCK, FIRST, blocks_of, stored, text, t
 
 pytestmark = pytest.mark.slow
 
-RATE = 100e6 / 8
-"""Bytes per second of each cable."""
+RATES = 100, 1000
+"""Megabits per second of each cable."""
 
 
-@pytest.fixture(scope="module")
-def slow_hosts() -> Iterator[list[Host]]:
+@pytest.fixture(scope="module", params=RATES)
+def slow_hosts(request: pytest.FixtureRequest) -> Iterator[tuple[list[Host], float]]:
+    """Three hosts, and the bytes per second of their cables."""
     with ExitStack() as cleanup:
         made = make_hosts(cleanup, 3)
         for host in made:
-            slow = ["root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"]
+            slow = ["root", "tbf", "rate", f"{request.param}mbit", "burst", "1mb", "latency", "50ms"]
             command = ["tc", "-n", host.space, "qdisc", "add", "dev", "eth0", *slow]
             subprocess.run(command, check=True, timeout=PATIENCE_S)
-        yield made
+        yield made, request.param * 1e6 / 8
 
 
 def measured(node: Node) -> float:
@@ -35,20 +36,21 @@ def measured(node: Node) -> float:
 
 @pytest.mark.parametrize("copies", ["wired", "never"])
 def test_a_stage_behind_a_pulled_cable_is_replaced_with_its_kv(
-    slow_hosts: list[Host], tmp_path: Path, copies: str
+    slow_hosts: tuple[list[Host], float], tmp_path: Path, copies: str
 ) -> None:
-    with cluster_on(slow_hosts, tmp_path, "--stages", "2", "--kv-copies", copies) as cluster:
+    hosts, rate = slow_hosts
+    with cluster_on(hosts, tmp_path, "--stages", "2", "--kv-copies", copies) as cluster:
         ring = holders(cluster)
         idle = next(node for node in cluster.nodes if node not in ring)
         for node in ring:
-            until(lambda node=node: 0 < measured(node) < 1.5 * RATE, "its cable is measured")
+            until(lambda node=node: 0 < measured(node) < 2 * rate, "its cable is measured")
         first = turn(idle, FIRST)
         if copies == "wired":
             until(lambda: stored(cluster, idle) >= blocks_of(first), "the copies are at the idle node")
         else:
             for node in ring:
                 until(lambda node=node: own_files(cluster.directory / node.name) >= blocks_of(first), "it has its KV")
-        cut_off = slow_hosts[cluster.nodes.index(ring[1])]
+        cut_off = hosts[cluster.nodes.index(ring[1])]
         cut_off.pull_cable()
         try:
             cluster.ready(ring[0], idle, stages=2)
