@@ -58,8 +58,9 @@ def test_a_stage_behind_a_pulled_cable_is_replaced_with_its_kv(
         finally:
             cut_off.plug_cable()
         assert text(again) == text(first)
-        taken = [int(tokens) for tokens in re.findall(r"took KV of (\d+) tokens", idle.written)]
-        assert taken == ([blocks_of(first) * BLOCK] if copies == "wired" else [])
+        # More than once, if the ring is placed anew meanwhile.
+        taken = {int(tokens) for tokens in re.findall(r"took KV of (\d+) tokens", idle.written)}
+        assert taken == ({blocks_of(first) * BLOCK} if copies == "wired" else set())
 
 
 def own_files(folder: Path) -> int:
