@@ -46,8 +46,8 @@ RESPONSE_TIMEOUT_S = 60.0
 """For a whole response of MAX_RESPONSE_BYTES: a peer that sends it byte by byte would otherwise hold its place for ever."""
 MAX_RESPONSE_BYTES = 64 * 2**20
 """As many as a node keeps of all responses together."""
-COPY_PART = 128 * 1024
-"""Bytes of a copy that are sent at once: a frame may have to wait behind them."""
+PART_S = 0.002
+"""Seconds that a part of a copy takes at its rate. A frame may have to wait behind one, and each wakes the event loop."""
 BANDWIDTH_BYTES = 4 * 2**20
 """Payload by which a path's bandwidth is measured: as large as the hidden states of a chunk of a prompt."""
 _FIRST_BYTES = 256 * 1024
@@ -300,10 +300,10 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
         """As KvHandler.keep; the block is sent at most at this rate."""
 
         async def parts() -> AsyncGenerator[serving_pb2.KvCopy, None]:
-            for begin in range(0, len(block), COPY_PART):
-                data = block[begin : begin + COPY_PART]
-                yield serving_pb2.KvCopy(model="" if begin else model, chain=b"" if begin else chain, data=data)
-                await asyncio.sleep(len(data) / bytes_per_s)
+            names = {"model": model, "chain": chain}
+            async for data in paced(block, bytes_per_s):
+                yield serving_pb2.KvCopy(data=data, **names)  # type: ignore[arg-type]
+                names = {}
 
         stub = KvStub(self._channel(peer, "copies"))
         with calling(peer.target):
@@ -316,6 +316,15 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
 
     def link(self, peer: Address, on_broken: Callable[[PippinError], None]) -> FrameLink:
         return FrameLink(self._channel(peer, "frames"), FRAMES_METHOD, peer.target, on_broken)
+
+
+async def paced(block: bytes, bytes_per_s: float) -> AsyncGenerator[bytes, None]:
+    """The parts of a block, at most so many bytes in a second."""
+    size = max(1, int(bytes_per_s * PART_S))
+    for begin in range(0, len(block), size):
+        data = block[begin : begin + size]
+        yield data
+        await asyncio.sleep(len(data) / bytes_per_s)
 
 
 async def _parts(call: grpc.aio.UnaryStreamCall[Any, Any], peer: Address, what: str) -> AsyncGenerator[Any, None]:
