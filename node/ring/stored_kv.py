@@ -54,13 +54,16 @@ class _Found:
     names: list[str]
     wanted: list[frozenset[int]]
     """The caches that are needed of each of these."""
+    cut: int
+    """How many of them are blocks."""
     tokens: int
     is_state: bool
     """All of these are needed, as they are of use only together."""
-    state: Block | None = None
-    """If it has one, the last one of `kv`."""
-    kv: list[Block] = field(default_factory=list[Block])
+    kv: list[Block] = field(init=False)
     """Of each of the names what has come so far."""
+
+    def __post_init__(self) -> None:
+        self.kv = [{} for _ in self.names]
 
     def needs(self, k: int) -> int:
         """Tokens that must be in reach for one of these to be of use."""
@@ -68,7 +71,11 @@ class _Found:
 
     @property
     def blocks(self) -> list[Block]:
-        return self.kv[: len(self.kv) - (self.state is not None)]
+        return self.kv[: self.cut]
+
+    @property
+    def state(self) -> Block | None:
+        return self.kv[self.cut] if len(self.kv) > self.cut else None
 
 
 @dataclass(slots=True, eq=False)
@@ -150,11 +157,9 @@ class StoredKv:
 
         def copy(name: str) -> Awaitable[Block | None]:
             index = _items(runner, op)[name]
-            return (
-                self.compute.run(runner.state, op.number)
-                if index is None
-                else self.compute.run(runner.block, op.number, index)
-            )
+            if index is None:
+                return self.compute.run(runner.state, op.number)
+            return self.compute.run(runner.block, op.number, index)
 
         await self.pool.run(store.used, names)  # else new ones might drive out the first
         if op.state and runner.state_caches and is_lacking(names[-1]):  # at once, as only so many are kept in memory
@@ -236,25 +241,20 @@ class StoredKv:
     async def _choose_blocks(self, runner: Runner, names: list[str]) -> tuple[_Found, Sources]:
         """All blocks that are in reach."""
         count, asking = await self._sources(names, [runner.cut_caches] * len(names))
-        found = _Found(names[:count], [runner.cut_caches] * count, count * BLOCK, is_state=False)
-        found.kv = [{} for _ in found.names]
-        return found, asking
+        return _Found(names[:count], [runner.cut_caches] * count, count, count * BLOCK, is_state=False), asking
 
     async def _choose_state(self, runner: Runner, names: list[str]) -> tuple[_Found, Sources]:
         """The last state that is in reach, with all blocks before it."""
         states, needed, store = list(map(state_name, names)), runner.state_caches, self.exchange.store
         lacking = [needed - store.held(name, needed) for name in states]
         for k in reversed(await self.exchange.completable(_chain(states), lacking)):
-            blocks = names[: k + 1] if runner.cut_caches else []
-            found = _Found(blocks, [runner.cut_caches] * len(blocks), (k + 1) * BLOCK, is_state=True)
-            found.kv = [{} for _ in blocks]
-            if needed:
-                found.names, found.wanted, found.state = [*blocks, states[k]], [*found.wanted, needed], {}
-                found.kv.append(found.state)
+            blocks, state = names[: k + 1] if runner.cut_caches else [], [states[k]] if needed else []
+            wanted = [runner.cut_caches] * len(blocks) + [needed] * len(state)
+            found = _Found([*blocks, *state], wanted, len(blocks), (k + 1) * BLOCK, is_state=True)
             count, asking = await self._sources(found.names, found.wanted)
             if count == len(found.names):
                 return found, asking
-        return _Found([], [], 0, is_state=True), {}
+        return _Found([], [], 0, 0, is_state=True), {}
 
     async def _sources(self, names: Sequence[str], wanted: Sequence[frozenset[int]]) -> tuple[int, Sources]:
         """How many of the first of these are here or at other nodes, and whom to ask for what."""

@@ -12,7 +12,7 @@ import grpc
 
 from node.core.addresses import join_host_port
 from node.core.commands import DrainNode, LoadModel, UnloadModel
-from node.core.errors import Overloaded, PortTaken
+from node.core.errors import Overloaded, PeerTimeout, PortTaken
 from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest, PromptProgress
 from node.core.models import ModelVersion
@@ -260,8 +260,11 @@ class _Kv(KvServicer):
             async for part in requests:
                 yield part.data
 
-        async with asyncio.timeout(KV_KEEP_S), aclosing(parts()) as data:
-            await self._handler.keep(first.model, first.chain, data, caller_of(context))
+        try:
+            async with asyncio.timeout(KV_KEEP_S), aclosing(parts()) as data:
+                await self._handler.keep(first.model, first.chain, data, caller_of(context))
+        except TimeoutError as error:
+            raise PeerTimeout(f"A copy of a block of KV did not come within {KV_KEEP_S:.0f} s.") from error
         return serving_pb2.KvKept()
 
     async def Discard(self, request: serving_pb2.KvQuery, context: Context) -> serving_pb2.KvKept:

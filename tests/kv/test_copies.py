@@ -20,6 +20,7 @@ from node.kv import exchange as exchange_module
 from node.kv.blocks import BLOCK, NAME_BYTES, chain_of, decode, encode, names_of
 from node.kv.copies import MOST_BYTES_PER_S, SHARE, UNMEASURED, Keeper, KvCopies, keeper_of
 from node.kv.exchange import MAX_WRITERS, MAX_WRITERS_OF_ONE
+from node.rpc import server as server_module
 from node.wire import serving_pb2
 from tests.kv.test_between_nodes import Node
 from tests.kv.test_store import VERSION, kv
@@ -343,3 +344,19 @@ async def test_copies_are_deleted_once_a_node_that_was_not_reached_is_back(
     monkeypatch.setattr(client, "discard_kv", reached_at_last)
     await copies.recall()
     assert client.discarded == [("b", 2)]
+
+
+async def test_a_copy_that_does_not_come_loses_its_place(
+    other: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "KV_KEEP_S", 0.2)
+
+    async def silent() -> AsyncIterator[bytes]:
+        yield serving_pb2.KvCopy(model="m", chain=CHAIN, data=b"x").SerializeToString()
+        await asyncio.Event().wait()
+
+    async with grpc.aio.insecure_channel(address(other).target) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="did not come within 0 s"):
+            await channel.stream_unary("/pippin.serving.Kv/Keep")(silent())
+    assert not other.exchange._writers
+    assert "an RPC failed" not in caplog.text
