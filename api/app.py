@@ -28,7 +28,7 @@ from api.http.stream import EventStream, StreamTiming
 from api.ollama import disk, embedding
 from api.ollama import generation as ollama
 from api.ollama import models as ollama_models
-from api.openai import chat, completions, embeddings, models
+from api.openai import chat, completions, embeddings, models, rerank
 from api.page.routes import FILES as PAGE
 from api.page.routes import page_routes
 from api.responses.background import Background
@@ -47,8 +47,6 @@ OPEN_PATHS = frozenset({"/health", *PAGE})
 contain nothing confidential.
 """
 GET, POST, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_DELETE
-OF_RERANKERS = ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank")
-"""Endpoints of servers such as vLLM, refused with the reason: clients would take a bare 404 for a wrong URL."""
 
 
 def create_app(
@@ -121,6 +119,8 @@ def _model_routes(env: Env, responses: Responses) -> Iterator[Route]:
     yield POST, "/chat/completions", partial(chat.create, env)
     yield POST, "/completions", partial(completions.create, env)
     yield POST, "/embeddings", partial(embeddings.create, env)
+    yield POST, "/rerank", partial(rerank.create, env)
+    yield POST, "/score", _no_scores
     yield POST, "/tokenize", partial(tokenize.tokenize, env)
     yield POST, "/detokenize", partial(tokenize.detokenize, env)
     yield GET, "/models", by_client(partial(models.index, env), partial(anthropic_models.index, env))
@@ -151,8 +151,7 @@ def _own_routes(env: Env, ollama_port: int | None) -> Iterator[Route]:
     yield POST, "/cluster/nodes/{node}/undrain", partial(admin.set_draining, env, draining=False)
     for path, show in page_routes():
         yield GET, path, ollama_models.greeting(show, ollama_port) if path == "/" else show
-    for path in OF_RERANKERS:
-        yield POST, path, _no_scores
+    yield POST, "/v2/rerank", partial(rerank.create, env)  # Cohere's
 
 
 def _ollama_routes(env: Env, cors: Cors) -> Iterator[Route]:
@@ -185,9 +184,8 @@ async def _wrong_method(request: web.Request) -> web.StreamResponse:
 
 async def _no_scores(request: web.Request) -> web.StreamResponse:
     raise EndpointUnsupported(
-        f"{request.path} is not supported: the models generate text, and none has the head of a reranker, which scores "
-        "pairs of texts.",
-        hint="Compare embeddings of the texts (/v1/embeddings).",
+        f"{request.path} is not supported: it is of vLLM alone.",
+        hint="Have documents scored with /v1/rerank, or compare embeddings (/v1/embeddings).",
     )
 
 

@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EvaluateRequest:
-    """Asks a driver for the score of each token of a text, or for the text's embedding."""
+    """Asks a driver for the score of each token of a text, for what comes after it, or for the text's embedding."""
 
     id: str
     model: str
     prompt: tuple[int, ...]
     top: int | None = None
-    """k: scores, each with the k likeliest tokens in its place; None: the embedding."""
+    """k: scores, each with the k likeliest tokens in its place; None: the embedding, unless there is `among`."""
     client: str = ""
     """As in GenerateRequest."""
     revision: str = ""
     """Revision of the model whose tokenizer made the prompt."""
+    among: tuple[int, ...] = ()
+    """Tokens of which one is to come after the text: their probabilities among each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,21 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Has either scores or an embedding."""
+    """Has scores, an embedding, or probabilities."""
 
     scores: Sequence[Score] = ()
     """Of every token but the first."""
     embedding: Sequence[float] = ()
     """Mean of the tokens' hidden states after the final norm, scaled to length 1."""
+    among: Sequence[float] = ()
+    """The probability of each of the request's `among`; they sum to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRequest:
-    """Asks the driver's runner about one row of a step: the scores of `following`, or the sum of the hidden states."""
+    """Asks the driver's runner about one row of a step: the scores of `following`, the sum of the hidden states,
+    or the probabilities of `among` after its last token.
+    """
 
     tokens: int
     """Tokens of the row."""
@@ -47,13 +53,17 @@ class ChunkRequest:
     """For each token of the row the next one; the last token of a text has none."""
     top: int | None = None
     """As in EvaluateRequest."""
+    among: tuple[int, ...] = ()
+    """As in EvaluateRequest; empty before the last chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """Has either scores or a total."""
+    """Has scores, a total, or probabilities."""
 
     tokens: int
     scores: Sequence[Score] = ()
     total: Sequence[float] = ()
     """Sum of the hidden states after the final norm."""
+    among: Sequence[float] = ()
+    """As in Evaluation."""

@@ -1,4 +1,4 @@
-"""Scores and embeddings of texts, from the hidden states of all their tokens. Runs in the compute thread."""
+"""Scores and embeddings of texts, and which tokens come after them, from the hidden states of their tokens. Runs in the compute thread."""
 
 import math
 from collections.abc import Sequence
@@ -18,6 +18,10 @@ def evaluate(stage: Stage, hidden: Sequence[mx.array], row: int, chunk: ChunkReq
     """The result of a row, which may not be finite. `stage`: the driver's. `hidden`: what the last stage has sent, of all
     tokens.
     """
+    if chunk.among:
+        logits = stage.finish(stage.part(hidden, row, chunk.tokens - 1, chunk.tokens))[0].astype(mx.float32)
+        among: Any = mx.softmax(logits[mx.array(chunk.among)]).tolist()
+        return ChunkResult(chunk.tokens, among=among)
     if chunk.top is None:
         states = stage.hidden(stage.part(hidden, row, 0, chunk.tokens))
         total: Any = mx.sum(states[0].astype(mx.float32), axis=0).tolist()
@@ -32,4 +36,6 @@ def evaluate(stage: Stage, hidden: Sequence[mx.array], row: int, chunk: ChunkReq
 
 
 def is_finite(result: ChunkResult) -> bool:
-    return all(map(math.isfinite, result.total)) and all(math.isfinite(score.logprob) for score in result.scores)
+    return all(map(math.isfinite, (*result.total, *result.among))) and all(
+        math.isfinite(score.logprob) for score in result.scores
+    )

@@ -49,9 +49,9 @@ async def evaluate(driver: Driver, request: EvaluateRequest) -> Evaluation:
 
     Raises ModelUnsupported for a model without embeddings, and the errors of `generate`.
     """
-    if request.top is None and not driver.runner.plan.embeds:
+    if request.top is None and not request.among and not driver.runner.plan.embeds:
         raise ModelUnsupported(f"The architecture of {request.model} gives no embeddings.")
-    _check(driver, request.prompt)
+    _check(driver, request.prompt + request.among)
     session = Session.of_evaluation(request)
     driver.submit(session)
     try:

@@ -240,6 +240,9 @@ class PartialEvaluation:
     def request(self, tokens: int) -> ChunkRequest:
         """The request for the next chunk, of so many tokens."""
         first = self._done + 1
+        if self._request.among:
+            is_last = self._done + tokens == len(self._request.prompt)
+            return ChunkRequest(tokens, top=0, among=self._request.among if is_last else ())
         return ChunkRequest(tokens, self._request.prompt[first : first + tokens], self._request.top)
 
     def add(self, result: ChunkResult) -> Evaluation | None:
@@ -251,4 +254,4 @@ class PartialEvaluation:
         if self._done < len(self._request.prompt):
             return None
         length = math.hypot(*self._total) or 1.0
-        return Evaluation(self._scores, [value / length for value in self._total])
+        return Evaluation(self._scores, [value / length for value in self._total], result.among)

@@ -256,7 +256,8 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
         finally:
             call.cancel()
         scores = [score for part in parts for score in part.scores]
-        return Evaluation(scores, [value for part in parts for value in part.embedding])
+        rest = parts[-1]  # an answer of several parts has only scores
+        return Evaluation(scores, rest.embedding, rest.among)
 
     async def listing(self, peer: Address, model: str, revision: str) -> Listing:
         stub = FilesStub(self._channel(peer, "files"))

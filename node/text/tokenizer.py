@@ -15,6 +15,7 @@ from node.text.dialect import Dialect
 from node.text.encoder import Encoder, panics_as_errors
 from node.text.fim import FimForm
 from node.text.grammar import CallForm
+from node.text.reranking import Judgement
 from node.text.template import ControlString
 from node.text.tokenizer_files import CleanFolder
 from node.text.tokenizer_settings import ends
@@ -62,6 +63,8 @@ class Tokenizer(Encoder):
         """Ids of the control tokens, whose text is never shown."""
         vocabulary = hf.get_vocab()
         fim = FimForm.of(vocabulary)
+        self.judgement = Judgement.of(vocabulary)
+        """The tokens with which a reranker judges; None if there are none."""
         marks = fim.marks if fim else frozenset[int]()
         self.markup = self.control | marks | {token for token, entry in added.items() if is_markup(entry.content)}
         """Ids of the tokens that templates and FIM use: the control tokens, and others such as <tool_call>, whose text

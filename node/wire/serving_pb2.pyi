@@ -163,7 +163,7 @@ class TokenEvents(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., progress: _Optional[_Union[PromptProgress, _Mapping]] = ...) -> None: ...
 
 class EvaluateRequest(_message.Message):
-    __slots__ = ("id", "ring", "model", "prompt", "top", "client", "revision")
+    __slots__ = ("id", "ring", "model", "prompt", "top", "client", "revision", "among")
     ID_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class EvaluateRequest(_message.Message):
     TOP_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    AMONG_FIELD_NUMBER: _ClassVar[int]
     id: str
     ring: str
     model: str
@@ -178,7 +179,8 @@ class EvaluateRequest(_message.Message):
     top: int
     client: str
     revision: str
-    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., top: _Optional[int] = ..., client: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
+    among: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., top: _Optional[int] = ..., client: _Optional[str] = ..., revision: _Optional[str] = ..., among: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("logprob", "top")
@@ -189,12 +191,14 @@ class Score(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("scores", "embedding")
+    __slots__ = ("scores", "embedding", "among")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    AMONG_FIELD_NUMBER: _ClassVar[int]
     scores: _containers.RepeatedCompositeFieldContainer[Score]
     embedding: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., embedding: _Optional[_Iterable[float]] = ...) -> None: ...
+    among: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., embedding: _Optional[_Iterable[float]] = ..., among: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FileRequest(_message.Message):
     __slots__ = ("model", "name", "offset", "revision", "length")

@@ -234,13 +234,18 @@ class ScriptedBackend:
         return TokenEvent(position, token, -0.25, likeliest[: request.sampling.logprobs], finish)
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
-        """In place n the token t has the log-probability -n. The embedding is the length and the first token."""
+        """In place n the token t has the log-probability -n. The embedding is the length and the first token. The longer a text,
+        the likelier is the first token after it.
+        """
         self.evaluated.append(request)
         self.asked.set()
         if self.refusal:
             raise self.refusal
         if self.pause_at is not None:
             await self._stay()
+        if request.among:
+            first = len(request.prompt) / 4096
+            return Evaluation(among=[first, 1 - first])
         if request.top is None:
             return Evaluation(embedding=[float(len(request.prompt)), request.prompt[0] / 4096, -0.5])
         candidates = [(10 + rank, -0.5 - rank) for rank in range(request.top)]

@@ -144,8 +144,8 @@ async def test_an_unknown_model(server):
         assert (response.status, response.error["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("path", ["/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"])
+@pytest.mark.parametrize("path", ["/v1/score", "/score"])
 async def test_what_is_missing_is_said(server, path):
-    response = await server.post(path, {"model": MODEL, "query": "x", "documents": ["y"]})
+    response = await server.post(path, {"model": MODEL, "text_1": "x", "text_2": ["y"]})
     assert (response.status, response.error["code"]) == (404, "unsupported")
     assert response.error["message"].startswith(f"{path} is not supported: ")

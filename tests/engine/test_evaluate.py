@@ -86,11 +86,11 @@ def test_without_candidates_only_the_tokens_own_score_is_told():
     assert evaluated(directory, (0, 4), EvaluateRequest("x", "m", tokens[:1], top=2)) == Evaluation([], [])
 
 
-@pytest.mark.parametrize("top", [None, 2])
-def test_rows_of_different_lengths_are_each_evaluated_for_themselves(top):
+@pytest.mark.parametrize(("top", "among"), [(None, ()), (2, ()), (None, (3, 5))])
+def test_rows_of_different_lengths_are_each_evaluated_for_themselves(top, among):
     directory = shared_model(CONFIGURATIONS["llama"])
     texts = [tuple(prompt(length, seed=length)[0].tolist()) for length in (9, 4, 7)]
-    requests = [EvaluateRequest("x", "m", text, top) for text in texts]
+    requests = [EvaluateRequest("x", "m", text, top, among=among) for text in texts]
     evaluations = [PartialEvaluation(request) for request in requests]
     runners = [Runner(load(directory, *pair), directory, Faults()) for pair in ((0, 2), (2, 4))]
     ops: list[CacheOp] = [Open(0)]
@@ -104,5 +104,18 @@ def test_rows_of_different_lengths_are_each_evaluated_for_themselves(top):
         together = evaluation.add(result)
         alone = evaluated(directory, (0, 4), request)
         assert together
+        assert together.among == pytest.approx(alone.among, abs=1e-4)
         assert together.embedding == pytest.approx(alone.embedding, abs=1e-4)
         assert [s.logprob for s in together.scores] == pytest.approx([s.logprob for s in alone.scores], abs=1e-4)
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+@pytest.mark.parametrize("bounds", RINGS)
+@pytest.mark.parametrize("length", [1, CHUNK, 2 * CHUNK + 5])
+def test_what_comes_next_is_the_softmax_of_the_stock_models_logits_in_the_last_bit(bounds, length, bits):
+    directory = shared_model(CONFIGURATIONS["qwen3"], bits=bits)
+    tokens, among, stock = prompt(length), (11, 7, 23), Whole(directory)
+    logits = [stock.step(tokens[:, begin : begin + CHUNK]) for begin in range(0, length, CHUNK)][-1]
+    expected = mx.softmax(logits[0, -1].astype(mx.float32)[mx.array(among)]).tolist()
+    asked = EvaluateRequest("x", "m", tuple(tokens[0].tolist()), among=among)
+    assert evaluated(directory, bounds, asked) == Evaluation([], [], expected)

@@ -268,10 +268,11 @@ async def test_a_peer_that_reads_no_response(monkeypatch: pytest.MonkeyPatch, re
 @pytest.mark.parametrize(
     "evaluation",
     [
-        Evaluation([Score(-0.5, [(7, -0.25), (8, -3.0)]), Score(-1.5, [])], []),
-        Evaluation([Score(-float(place), []) for place in range(10_000)], []),
-        Evaluation([], [0.5, -0.25]),
-        Evaluation([], []),
+        Evaluation([Score(-0.5, [(7, -0.25), (8, -3.0)]), Score(-1.5, [])], [], []),
+        Evaluation([Score(-float(place), []) for place in range(10_000)], [], []),
+        Evaluation([], [0.5, -0.25], []),
+        Evaluation([], [], [0.75, 0.25]),
+        Evaluation([], [], []),
     ],
 )
 async def test_an_evaluation_of_a_driver(evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
