@@ -149,6 +149,11 @@ class Tab:
 
     async def click(self, selector: str) -> None:
         """Click in the middle of the first visible element that the selector finds."""
+        x, y = await self._middle(selector)
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    async def _middle(self, selector: str) -> tuple[float, float]:
         x, y = await self.until(f"""(() => {{
             const isVisible = (each) => each.checkVisibility({{visibilityProperty: true}});
             const found = [...document.querySelectorAll({json.dumps(selector)})].find(isVisible);
@@ -157,8 +162,7 @@ class Tab:
             const box = found.getBoundingClientRect();
             return [box.x + box.width / 2, box.y + box.height / 2];
         }})()""")
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        return x, y
 
     async def press(self, key: str) -> None:
         code, text = KEYS[key]
@@ -170,6 +174,20 @@ class Tab:
         """Click into a field and type."""
         await self.click(selector)
         await self.call("Input.insertText", text=text)
+
+    async def choose(self, selector: str, *files: Path) -> None:
+        """Click on what asks for files, and choose some."""
+        await self.call("Page.setInterceptFileChooserDialog", enabled=True)
+        await self.click(selector)
+        node = await self.heard("Page.fileChooserOpened", "backendNodeId")
+        await self.call("DOM.setFileInputFiles", files=list(map(str, files)), backendNodeId=node)
+
+    async def drop(self, selector: str, *files: Path) -> None:
+        """Drag files from elsewhere onto the middle of an element, and let them go."""
+        x, y = await self._middle(selector)
+        data = {"items": [], "files": list(map(str, files)), "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            await self.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
 
     async def download(self, selector: str, directory: Path) -> Path:
         """Click on what saves a file into `directory`; return the file once it is whole."""

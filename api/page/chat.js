@@ -1,8 +1,10 @@
-// The chat: its messages, the composer, and the answer that is being streamed.
+// The chat: its messages, and the answer that is being streamed.
 
 import { AnswerClock, figures, take } from "./answer.js";
 import { streamChat } from "./api.js";
+import { chip } from "./attachments.js";
 import { exported, newChat, readChat, removeChat, requestOf, saveChat, title } from "./chats.js";
+import { Composer } from "./composer.js";
 import { byId, copyButton, element, keyed, setText } from "./elements.js";
 import { renderMarkdown } from "./markdown.js";
 
@@ -22,7 +24,7 @@ export class ChatView {
     this.waitingFor = waitingFor;
     this.onError = onError;
     this.onSaved = onSaved;
-    this.prompt = byId("prompt");
+    this.composer = new Composer(() => this.#send());
     this.messages = byId("messages");
     this.#listen();
     this.open(this.#chat);
@@ -54,16 +56,6 @@ export class ChatView {
   }
 
   #listen() {
-    byId("composer").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#send();
-    });
-    this.prompt.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.#send();
-    });
-    this.prompt.addEventListener("input", () => fitHeight(this.prompt));
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.stop();
     });
@@ -89,11 +81,10 @@ export class ChatView {
   // --- what the user does ---
 
   #send() {
-    const content = this.prompt.value.trim();
-    if (!content || this.#running || !this.#chat.model) return;
-    this.prompt.value = "";
-    fitHeight(this.prompt);
-    this.#chat.messages.push({ role: "user", content });
+    if (this.#running || !this.#chat.model) return;
+    const message = this.composer.take();
+    if (!message) return;
+    this.#chat.messages.push(message);
     this.#answer();
   }
 
@@ -106,8 +97,9 @@ export class ChatView {
   /** Send another text in place of a message; what followed it is dropped. */
   #replace(index, content) {
     this.#edited = -1;
-    if (!content.trim() || this.#running) return this.#show();
-    this.#chat.messages.splice(index, Infinity, { role: "user", content: content.trim() });
+    const old = this.#chat.messages[index];
+    if ((!content.trim() && !old.files) || this.#running) return this.#show();
+    this.#chat.messages.splice(index, Infinity, { ...old, content: content.trim() });
     this.#answer();
   }
 
@@ -152,8 +144,8 @@ export class ChatView {
   #takeBack(chat, answer) {
     if (answer.tokens) return; // the model has chosen to say nothing
     chat.messages.splice(chat.messages.indexOf(answer), 1);
-    this.prompt.value ||= chat.messages.pop()?.content ?? "";
-    fitHeight(this.prompt);
+    const message = chat.messages.pop();
+    if (message) this.composer.giveBack(message);
     if (chat.messages.length) return;
     removeChat(chat.id);
     this.onSaved();
@@ -203,9 +195,10 @@ export class ChatView {
 
   #makeQuestion(message, index) {
     const edit = element("button", { type: "button", class: "plain small", onclick: () => this.#edit(index) }, "Edit");
+    const files = element("ul", { class: "attachments" }, ...(message.files ?? []).map((file) => chip(file)));
     const text = element("div", { class: "text" });
     const actions = element("p", { class: "actions" }, edit);
-    return element("article", { class: "message user", "aria-label": "You" }, text, actions);
+    return element("article", { class: "message user", "aria-label": "You" }, files, text, actions);
   }
 
   #makeEditor(message, index) {
@@ -250,7 +243,8 @@ export class ChatView {
     if (index === this.#edited) return;
     if (message.role === "user") {
       setText(node.querySelector(".text"), message.content);
-      node.querySelector("button").disabled = this.#running !== null;
+      node.querySelector(".text").hidden = !message.content;
+      node.querySelector(".actions button").disabled = this.#running !== null;
       return;
     }
     const isLast = index === this.#chat.messages.length - 1;
@@ -282,11 +276,6 @@ function welcome() {
     element("h2", {}, "What do you want to know?"),
     element("p", { class: "quiet" }, "Answers are computed by the nodes of this cluster."),
   );
-}
-
-function fitHeight(area) {
-  area.style.height = "auto";
-  area.style.height = `${area.scrollHeight + 2}px`;
 }
 
 function download(chat) {

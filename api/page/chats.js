@@ -1,7 +1,9 @@
 // The chats in this browser. Each has an entry of its own in its storage, so that two tabs do not overwrite each other.
 //
 // A chat: {id, model, system, temperature, updated, messages}. `temperature` is null for the model's default.
-// A message: {role, content}; an answer also has {model, reasoning, thought_s, error, stopped, first_s, rate, tokens}.
+// A message: {role, content}; the user's may have `files`, its attachments; an answer also has {model, reasoning, thought_s, error, stopped, first_s, rate, tokens}.
+
+import { contentOf } from "./attachments.js";
 
 const PREFIX = "pippin.chat.";
 const MODEL = "pippin.model";
@@ -45,14 +47,15 @@ export function saveChat(chat) {
 export const removeChat = (id) => localStorage.removeItem(PREFIX + id);
 
 export function title(chat) {
-  const first = chat.messages.find((message) => message.role === "user")?.content.trim() ?? "";
-  return first.split("\n")[0].slice(0, 80) || "Empty chat";
+  const first = chat.messages.find((message) => message.role === "user");
+  const text = first?.content.trim() || first?.files?.[0]?.name || "";
+  return text.split("\n")[0].slice(0, 80) || "Empty chat";
 }
 
 /** What the model gets of a chat. */
 export function requestOf(chat) {
   const system = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
-  const messages = chat.messages.map(({ role, content }) => ({ role, content }));
+  const messages = chat.messages.map((message) => ({ role: message.role, content: contentOf(message) }));
   return {
     model: chat.model,
     messages: [...system, ...messages],
@@ -65,6 +68,6 @@ export function requestOf(chat) {
 export function exported(chat) {
   const system = chat.system.trim() ? [`## System\n\n${chat.system}`] : [];
   const by = ({ role, model }) => (role === "user" ? "You" : model);
-  const messages = chat.messages.map((message) => `## ${by(message)}\n\n${message.content}`);
+  const messages = chat.messages.map((message) => `## ${by(message)}\n\n${contentOf(message)}`);
   return `${[`# ${title(chat)}`, ...system, ...messages].join("\n\n")}\n`;
 }

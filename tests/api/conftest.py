@@ -36,10 +36,12 @@ from node.model.short_names import untagged
 from node.text.encoder import check_length
 from node.text.grammars import Grammars
 from node.text.tokenizer import Tokenizer
+from tests.api import paged
+from tests.browser import Tab
 from tests.strict import check_answer
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
-MODEL = "pippin/demo"
+MODEL = paged.MODEL
 
 
 @dataclass
@@ -458,3 +460,13 @@ async def server(serve: Callable[..., Any]) -> Server:
 async def ollama_client(server: Server) -> AsyncIterator[ollama.AsyncClient]:
     async with ollama.AsyncClient(host=server.url) as client:
         yield client
+
+
+@pytest.fixture
+async def page(server: Server, tab: Tab) -> AsyncIterator[Tab]:
+    """The page of a gateway whose cluster has two nodes, in a browser that has nothing to complain of at the end."""
+    server.backend.shown = paged.TWO
+    await tab.open(server.url)
+    await tab.until("document.querySelector('#model').value")
+    yield tab
+    assert tab.complaints == []
