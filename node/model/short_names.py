@@ -1,6 +1,10 @@
-"""Short names of models, and the hub ids that they stand for."""
+"""Short names of models, the hub ids that they stand for, and the configs of these models."""
 
+import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 _MODELS = {
     # Llama
@@ -83,6 +87,14 @@ _MODELS = {
 
 SHORT_NAMES = {short: f"mlx-community/{model}" for model, names in _MODELS.items() for short in names.split()}
 
+_CONFIGS = Path(__file__).parent / "short_name_configs.json"
+"""By model, what its config.json says as far as sizes depend on it: numbers that the models' authors published. `like`: another
+model, with which it shares all else.
+"""
+_ANY: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 1e4, "torch_dtype": "bfloat16"}
+"""What each config.json says, too, and no size depends on; all of these models were published in 16 bits."""
+_BITS = re.compile(r"-(\d)bit$")
+
 _HUB = re.compile(r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
 _PAGE = re.compile(r"^([^/]+/[^/?#]+)(?:/(?:tree|blob|resolve|discussions)(?:/.*)?)?/?(?:[?#].*)?$")
 _QUANTIZATION = re.compile(r"[-:](?:I?Q[0-9]\w*|F16|F32|BF16)$", re.IGNORECASE)
@@ -141,3 +153,19 @@ def canonical(name: str) -> str:
         if shorter == short:
             return name
         short = shorter
+
+
+def known_configs() -> dict[str, dict[str, Any]]:
+    """The config of each model that has a short name, by id: good for sizes, not for computing."""
+    raw: Mapping[str, dict[str, Any]] = json.loads(_CONFIGS.read_text("utf-8"))
+    return {f"mlx-community/{model}": _known_config(model, raw) for model in _MODELS}
+
+
+def _known_config(model: str, raw: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    own = raw[model]
+    config = dict(_ANY) | raw.get(own.get("like", ""), {}) | own
+    if "text_config" in config:
+        config["text_config"] = dict(_ANY) | config["text_config"]
+    if bits := _BITS.search(model):
+        config["quantization"] = {"group_size": 64, "bits": int(bits[1])}
+    return config
