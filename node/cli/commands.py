@@ -104,12 +104,21 @@ def launch_program(api: Api, program: str, args: tuple[str, ...], model: str | N
 @option(
     "--prove", metavar="MODEL", help="try on this machine whether a model may be cut: a folder, or an id of the hub"
 )
+@option(
+    "--fits",
+    metavar="[MODEL]",
+    is_flag=False,
+    flag_value="",
+    help="show which Macs have room for a model, a folder or one of the hub (default: those with short names)",
+)
 @json_option("print the node's JSON unchanged")
 @asks_node
-def show_models(api: Api, short_names: bool, prove: str | None, as_json: bool) -> int:
+def show_models(api: Api, short_names: bool, prove: str | None, fits: str | None, as_json: bool) -> int:
     """Show the models that nodes hold, and whether they fit."""
     if prove:
         return models.prove(prove)
+    if fits is not None:
+        return models.fits(fits, as_json=as_json)
     found = api.ask("GET", "/cluster/models")
     if as_json:
         print(json.dumps(found, indent=2))

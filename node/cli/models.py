@@ -1,12 +1,13 @@
 """Formats the models of a cluster for people: those that nodes hold, those that are loaded, and the short names."""
 
+import json
 import signal
 import sys
 from collections.abc import Sequence
 
 from node.cli.client import Api, Json, Refused
 from node.cli.table import aligned, context_length, findings, node_names, requests, shown
-from node.cli.terminal import complain, printable
+from node.cli.terminal import complain, printable, progress
 from node.core.errors import ModelNotFetched
 from node.core.units import format_bytes
 from node.core.warning_codes import Code
@@ -98,3 +99,49 @@ def prove(model: str) -> int:
     if code < 0:
         complain(f"the process that ran it was ended by {signal.Signals(-code).name}: no node should load it")
     return 1 if code < 0 else code
+
+
+def fits(model: str, *, as_json: bool) -> int:
+    """Show on which Macs a model fits, or each one that has a short name if it is empty. Returns the exit code."""
+    import subprocess  # noqa: PLC0415 - as above
+
+    command = [sys.executable, "-P", "-m", "node.cluster.fits", *([model] if model else [])]
+    found: list[Json] = []
+    tell = progress()
+    # Ctrl-C is for this process, which then ends the other one.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as child:  # noqa: S603 - as above
+        try:
+            assert child.stdout
+            for line in child.stdout:
+                found.append(json.loads(line))
+                tell(f"computing: {len(found)} models")
+        except BaseException:
+            child.kill()
+            raise
+    tell("")
+    if found:
+        print(json.dumps(found, indent=2) if as_json else fits_table(found))
+    return child.returncode
+
+
+def fits_table(found: Sequence[Json]) -> str:
+    """`found`: what `node.cluster.fits` writes."""
+    heads = ["MODEL", "WEIGHTS", *(macs(fit["macs"]) for fit in found[0]["fits"])]
+    rows = [
+        [next(iter(each["short_names"]), each["model"]), format_bytes(each["bytes"]), *map(fit, each["fits"])]
+        for each in found
+    ]
+    legend = "Context on Macs of so many GB; 32k/2: on two of these Macs; -: it does not fit."
+    return "\n".join([*map(printable, aligned([heads, *rows])), "", legend])
+
+
+def macs(sizes: Sequence[int]) -> str:
+    """Such as 3x16."""
+    return f"{len(sizes)}x{sizes[0]}" if len(sizes) > 1 else str(sizes[0])
+
+
+def fit(found: Json) -> str:
+    """Such as 32k/2; a model that needs no second Mac leaves it idle, or to a replica."""
+    if not found["stages"]:
+        return "-"
+    return context_length(found["context"]) + (f"/{found['stages']}" if found["stages"] > 1 else "")

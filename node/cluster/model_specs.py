@@ -13,7 +13,7 @@ from node.core.nodes import Address
 from node.core.pool import Pools
 from node.engine.compute import Compute
 from node.engine.mtp import Mtp, find_mtp
-from node.engine.plan import make_plan
+from node.engine.plan import Plan, make_plan
 from node.engine.trials import Trials
 from node.model.catalogue import Catalogue
 from node.model.config import read_config
@@ -136,18 +136,7 @@ class ModelSpecs:
             return replace(layer, mtp=layer)
         compute, kv_bits = self.compute, version.kv_bits
         plan = await compute.run(make_plan, config, weights.total_bytes, kv_bits, unproven=compute.unproven)
-        return ModelSpec(
-            version=version,
-            layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),
-            ends_bytes=weights.ends_bytes,
-            kv=plan.kv,
-            cuts=plan.cuts,
-            max_context=plan.max_context,
-            shared_ends=bool(plan.shared),
-            head_bytes=weights.head_bytes,
-            score_bytes=plan.score_bytes,
-            mtp=layer,
-        )
+        return spec_of(version, plan, weights, layer)
 
     async def _describe_mtp(self, version: ModelVersion, mtp: Mtp, weights: Weights) -> ModelSpec | None:
         """None if the layer can't be used: the model can, all the same."""
@@ -167,6 +156,22 @@ class ModelSpecs:
             max_context=plan.max_context,
             score_bytes=plan.score_bytes,
         )
+
+
+def spec_of(version: ModelVersion, plan: Plan, weights: Weights, mtp: ModelSpec | None = None) -> ModelSpec:
+    """What the placement needs to know of a model. `mtp`: its MTP layer."""
+    return ModelSpec(
+        version=version,
+        layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),
+        ends_bytes=weights.ends_bytes,
+        kv=plan.kv,
+        cuts=plan.cuts,
+        max_context=plan.max_context,
+        shared_ends=bool(plan.shared),
+        head_bytes=weights.head_bytes,
+        score_bytes=plan.score_bytes,
+        mtp=mtp,
+    )
 
 
 def _is_mtp_alone(spec: ModelSpec) -> bool:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,3 +33,12 @@ def test_a_table_that_differs_from_its_runs_is_found_and_drawn_anew(tmp_path: Pa
     target = next(row["target"] for row in measured["rows"] if row["nodes"] == 16).replace("<=", "≤")
     assert f"% of a core | 3.27 | {target}: **missed** |" in page.read_text()
     assert pages(tmp_path, "--check").returncode == 0
+
+
+@pytest.mark.slow
+def test_what_fits_is_what_the_placement_says(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "pages"))
+    import room
+
+    page = (ROOT / "docs" / "models.md").read_text()
+    assert room.page(page) == page, "Run scripts/pages.py."
