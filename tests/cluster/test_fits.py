@@ -41,6 +41,7 @@ PUBLISHED = {
 """Billions of parameters of the language models, as their cards or technical reports have them."""
 
 
+@pytest.mark.slow
 def test_each_short_name_has_a_config_with_as_many_parameters_as_were_published():
     known = known_configs()
     assert {SHORT_NAMES[name] for name in PUBLISHED} == set(SHORT_NAMES.values()) == set(known)
