@@ -157,8 +157,8 @@ def _own_routes(env: Env, ollama_port: int | None) -> Iterator[Route]:
 def _ollama_routes(env: Env, cors: Cors) -> Iterator[Route]:
     for path in ("chat", "generate"):
         yield POST, f"/api/{path}", partial(ollama.generate, env, cors.check_named, chat=path == "chat")
-    yield POST, "/api/embed", partial(embedding.create, env)
-    yield POST, "/api/embeddings", partial(embedding.create_older, env)
+    yield POST, "/api/embed", partial(embedding.create, env, cors.check_named)
+    yield POST, "/api/embeddings", partial(embedding.create_older, env, cors.check_named)
     yield GET, "/api/tags", partial(ollama_models.tags, env)
     yield GET, "/api/ps", partial(ollama_models.ps, env)
     yield POST, "/api/show", partial(ollama_models.show, env)

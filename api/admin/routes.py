@@ -13,7 +13,7 @@ from api.chat.message import StrictModel
 from api.chat.schema import MAX_INT, parse
 from api.http.in_flight import IN_FLIGHT
 from api.http.stream import EventStream, Sse
-from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
+from node.core.commands import Command, DrainNode, KeepModel, LoadModel, UnloadModel
 from node.core.models import Wish
 
 
@@ -78,5 +78,5 @@ async def _run(env: Env, command: Command) -> web.Response:
     match await env.gateway.commands.run(command):
         case DrainNode(node, draining):
             return web.json_response({"node": node, "draining": draining})
-        case LoadModel(model) | UnloadModel(model):
+        case LoadModel(model) | UnloadModel(model) | KeepModel(model):
             return web.json_response({"model": model})

@@ -10,10 +10,11 @@ from api.chat.env import Env
 from api.chat.schema import parse
 from api.http.callers import CLIENT
 from api.http.errors import Unsupported
+from api.ollama.keeping import CheckChange, keep
 from api.ollama.schema import EmbedBody, EmbeddingsBody
 
 
-async def create(env: Env, request: web.Request) -> web.Response:
+async def create(env: Env, check_change: CheckChange, request: web.Request) -> web.Response:
     begun = time.monotonic_ns()
     body = await env.bodies.read(request, partial(parse, EmbedBody))
     if body.dimensions:
@@ -22,6 +23,7 @@ async def create(env: Env, request: web.Request) -> web.Response:
         )
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
     opened = time.monotonic_ns()
+    await keep(env, check_change, request, body.model, body.keep_alive)
     embeddings, tokens = await embed(env, model, body.input, request[CLIENT], truncate=body.truncate)
     return web.json_response(
         {
@@ -34,9 +36,10 @@ async def create(env: Env, request: web.Request) -> web.Response:
     )
 
 
-async def create_older(env: Env, request: web.Request) -> web.Response:
+async def create_older(env: Env, check_change: CheckChange, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, partial(parse, EmbeddingsBody))
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
+    await keep(env, check_change, request, body.model, body.keep_alive)
     texts = [body.prompt] if body.prompt else []
     embeddings, _ = await embed(env, model, texts, request[CLIENT], truncate=True)
     return web.json_response({"embedding": list(embeddings[0]) if embeddings else []})

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from aiohttp import web
@@ -20,6 +20,7 @@ from api.http.errors import Unsupported
 from api.http.json_object import Json
 from api.http.stream import EventStream
 from api.ollama.answer import Lines, OllamaOutput, Said
+from api.ollama.keeping import CheckChange, keep
 from api.ollama.messages import for_chat
 from api.ollama.models import thinks
 from api.ollama.schema import SHARED, ChatBody, GenerateBody, Generation
@@ -40,18 +41,14 @@ PARAMS = (
 OF_GENERATE = (*PARAMS, (r"^messages\b.*", "prompt"))
 
 
-async def generate(
-    env: Env, check_change: Callable[[web.BaseRequest], None], request: web.Request, *, chat: bool
-) -> web.StreamResponse:
-    """`chat`: for /api/chat; else for /api/generate. `check_change`: raises OriginNotAllowed for requests that may not
-    change the cluster.
-    """
+async def generate(env: Env, check_change: CheckChange, request: web.Request, *, chat: bool) -> web.StreamResponse:
+    """`chat`: for /api/chat; else for /api/generate."""
     begun = time.monotonic_ns()
     body, asked = await env.bodies.read(request, _parse_chat if chat else _parse_generate)
     output = OllamaOutput(body.model, chat, body.stream, begun)
     form = Lines(partial(output.line, Said()))
     if asked is None:
-        return await _keep(env, check_change, request, body, output, form)
+        return await _load(env, check_change, request, body, output, form)
     answer_id = new_id("chat" if chat else "generate")
     with renamed_params(PARAMS if chat else OF_GENERATE):
         if isinstance(asked, ChatRequest):
@@ -66,6 +63,7 @@ async def generate(
             prepared = await Prepared.of(request, model, asked, answer_id, grammar)
             choices = prepared.choices(prompt)
     _check_thoughts(body, prepared.model.tokenizer)
+    await keep(env, check_change, request, body.model, body.keep_alive)
     output.opened, output.choice = time.monotonic_ns(), choices[0]
     output.tokenizer, output.top_logprobs = prepared.model.tokenizer, prepared.sampling.logprobs
     return await respond(env, request, choices, output)
@@ -94,9 +92,9 @@ def _check_thoughts(body: Generation, tokenizer: Tokenizer) -> None:
         raise BadRequest(f"{json.dumps(body.model)} does not support thinking", param="think")
 
 
-async def _keep(
+async def _load(
     env: Env,
-    check_change: Callable[[web.BaseRequest], None],
+    check_change: CheckChange,
     request: web.Request,
     body: Generation,
     output: OllamaOutput,
@@ -116,6 +114,8 @@ async def _keep(
     if keep_s is not None and keep_s < 0:
         await gateway.commands.run(LoadModel(model, Wish(named=True)))
     await open_model(env, request, GenerationRequest(model=model, stream=body.stream), form)
+    if keep_s is not None and keep_s > 0:
+        await keep(env, check_change, request, model, keep_s)
     events: EventStream | None = request.get(STREAM)
     if events is None or not events.response.prepared:
         return web.json_response(output.ended("load"))

@@ -1,6 +1,7 @@
 """What Ollama's API tells of models and of itself: /api/tags, /api/ps, /api/show, /api/version, and at `/`."""
 
 import hashlib
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from api.chat.env import Env
 from api.chat.schema import parse
 from api.http.json_object import Json
 from api.ollama.answer import timestamp
+from api.ollama.keeping import FOREVER_S
 from api.ollama.schema import DEFAULTS, NAMES, ModelRequest
 from node.core.models import ModelDescription, ModelEntry
 
@@ -20,7 +22,7 @@ VERSION = "0.14.2"
 look like that of a server from before tools, thoughts and formats. GET /version tells Pippin's.
 """
 NEVER = "2300-01-01T00:00:00.000000Z"
-"""When a model is unloaded that no time is known for. Ollama's clients call the distant future "Forever"."""
+"""When a model is unloaded that no request has said a time for. Ollama's clients call the distant future "Forever"."""
 FACTS = {
     "embedding_length": ("hidden_size", "n_embd", "d_model"),
     "block_count": ("num_hidden_layers", "n_layer"),
@@ -65,10 +67,25 @@ async def tags(env: Env, _request: web.Request) -> web.Response:
 async def ps(env: Env, _request: web.Request) -> web.Response:
     """The models that are ready, by all of their names."""
     models, placed = env.gateway.models, env.gateway.monitor.status().get("models", [])
-    contexts = {each["id"]: each["context"] for each in placed if each["state"] == "ready"}
-    ready = [await models.told(each) for each in models.entries() if each.model in contexts]
-    running = [{"size_vram": each.bytes, "expires_at": NEVER, "context_length": contexts[each.model]} for each in ready]
+    loaded = {each["id"]: each for each in placed if each["state"] == "ready"}
+    ready = [await models.told(each) for each in models.entries() if each.model in loaded]
+    running = [
+        {
+            "size_vram": each.bytes,
+            "expires_at": _expires_at(loaded[each.model]),
+            "context_length": loaded[each.model]["context"],
+        }
+        for each in ready
+    ]
     return web.json_response({"models": [_entry(each) | more for each, more in zip(ready, running, strict=True)]})
+
+
+def _expires_at(model: Json) -> str:
+    """When a model of the status is unloaded if no request comes."""
+    keep_s, is_busy = model["keep_s"], any(model["requests"].values())
+    if keep_s is None or keep_s >= FOREVER_S:
+        return NEVER
+    return timestamp((time.time() if is_busy else model["used_at"]) + keep_s)
 
 
 async def show(env: Env, request: web.Request) -> web.Response:

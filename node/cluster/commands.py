@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.head import Head
-from node.core.clock import LOOK_S, in_step, now
-from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
+from node.core.clock import in_step, now
+from node.core.commands import Command, DrainNode, KeepModel, LoadModel, UnloadModel
 from node.core.errors import ModelBusy, ModelNotFound, NodeNotFound, NotReady, PeerUnavailable, PippinError
 from node.core.node_names import node_named
 from node.core.views import NodeState
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 APPLIED_S = 5.0
 """Time within which a node adopts the placement without a model, and reports its new state. It does so at once; a slower
 one is about to leave the cluster."""
+UNLOAD_LOOK_S = 1.0
+"""Interval of looks for models that are idle for long enough."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Commands:
         return command
 
     async def decide(self, command: Command) -> None:
-        """At the head. Raises what Head.load, Head.unload and Head.check_drain raise, and ModelNotAllowed."""
+        """At the head. Raises what the head's methods raise, and ModelNotAllowed."""
         self._check(command)
         match command:
             case LoadModel(model, wish):
@@ -70,6 +72,8 @@ class Commands:
             case UnloadModel(model):
                 self.head.unload(model)
                 await asyncio.gather(*(self._release_at(report.info.id, model) for report in self.agent.alive()))
+            case KeepModel(model, keep_s):
+                self.head.keep(model, keep_s)
             case DrainNode(node, draining):
                 await self._drain(node, draining=draining)
 
@@ -80,11 +84,11 @@ class Commands:
     # --- models -------------------------------------------------------------------------------------------------------
 
     async def unload_idle(self, keep_alive_s: float) -> None:
-        """While this node is head, unload models that have been idle for so long."""
+        """While this node is head, unload models that have been idle for so long, or for as long as a request said."""
         while True:
-            await asyncio.sleep(in_step(min(LOOK_S, keep_alive_s / 4)))
+            await asyncio.sleep(in_step(min(UNLOAD_LOOK_S, keep_alive_s / 4)))
             for model in self.head.idle(keep_alive_s):
-                log.info("%s had no request for %.0f s", model, keep_alive_s)
+                log.info("%s has been idle for as long as it may be", model)
                 with contextlib.suppress(ModelBusy, ModelNotFound, NotReady):  # things changed while nodes were told
                     await self.decide(UnloadModel(model))
 

@@ -136,20 +136,24 @@ class Head:
         )
         self._agent.adopt(others)
 
+    def keep(self, model: str, keep_s: float) -> None:
+        """Set how long a model may be idle. Raises NotReady if this node is not the head."""
+        self._agent.check_head()
+        self._wanted.keep(model, keep_s)
+        self._agent.head_due.notify()
+
     def issues(self) -> tuple[Issue, ...]:
         """Of the wanted models; none unless this node is head."""
         return self._wanted.issues() if self._agent.is_head else ()
 
     def idle(self, after_s: float) -> list[str]:
-        """Models to unload, as they had no request for so long and no user keeps them loaded; none unless this node is head."""
+        """Models to unload, as they had no request for so long, or for as long as a request said, and no user keeps them
+        loaded; none unless this node is head.
+        """
         if not self._agent.is_head:
             return []
         placed = {ring.model: self._wanted.models.get(ring.model) for ring in self._agent.placement.rings}
-        return [
-            model
-            for model, wanted in placed.items()
-            if wanted and not wanted.is_named and now() - max(wanted.asked_at, wanted.used_at) > after_s
-        ]
+        return [model for model, wanted in placed.items() if wanted and wanted.is_idle(after_s)]
 
     def check_drain(self, node: str) -> None:
         """Raises NoCapacity if a model would have no place without the node, NotReady while that is unknown."""
@@ -179,7 +183,7 @@ class Head:
         existing = replace(current, rings=rings, specs=(*current.specs, *reconciliation.specs.values()))
         view = replace(view, placement=existing)
         self._wanted.update(nodes, existing)
-        for model in self._handover.note_use(view, at):
+        for model in self._handover.note_use(view, at) | self._wanted.loading(view):  # those who wait will use it
             self._wanted.models[model].used_at = at
         self._wanted.note_failed_loads(nodes, view)
         if self._wanted.lacks_spec(existing):

@@ -12,7 +12,7 @@ from typing import Any
 from node.cluster.readiness import ring_state, stage_state
 from node.core.addresses import join_host_port
 from node.core.health import diagnose, outside
-from node.core.models import Shard
+from node.core.models import Shard, Wish
 from node.core.nodes import NodeInfo
 from node.core.reports import RingTraffic, StageReport, StageState
 from node.core.rings import Ring, StageSpec
@@ -89,6 +89,8 @@ def _model(model: str, state: str, view: ClusterView, peers: dict[str, PeerView]
     rings = [ring for ring in view.placement.rings if ring.model == model]
     traffic = [each for ring in rings for each in _traffic(ring, peers)]
     refusal = next((each for each in view.placement.refused if each.model == model), None)
+    wish = next((spec.wish for spec in view.placement.specs if spec.id == model), Wish())
+    named = any(model in peer.report.preload for peer in peers.values() if peer.state in PRESENT)
     return {
         "id": model,
         "state": state,
@@ -98,6 +100,8 @@ def _model(model: str, state: str, view: ClusterView, peers: dict[str, PeerView]
         "rings": [_ring(ring, peers) for ring in rings],
         "requests": _requests(traffic),
         "tokens_per_second": round(sum(each.tokens_per_second for each in traffic), 1),
+        "used_at": max((each.used_at for each in traffic), default=0),
+        "keep_s": None if wish.named or named else wish.keep_s,
     }
 
 

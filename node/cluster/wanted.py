@@ -67,6 +67,8 @@ class WantedModel:
     """Time at which it got its ring; refreshed while it has none."""
     used_at: float = 0.0
     """Time at which it was last seen to answer requests."""
+    kept_at: float = 0.0
+    """Time at which a request last said how long it may be idle."""
     preload: bool = False
     """Whether some node names it with --model."""
     wish: Wish = field(default_factory=Wish)
@@ -85,6 +87,15 @@ class WantedModel:
     def is_named(self) -> bool:
         """Whether it stays loaded although nobody asks for it."""
         return self.preload or self.wish.named
+
+    def is_idle(self, after_s: float) -> bool:
+        """Whether it is to be unloaded, as it had no request for so long, or for as long as a request said. The request that
+        said so is yet to begin.
+        """
+        keep_s = after_s if self.wish.keep_s is None else self.wish.keep_s
+        awaited = self.used_at < self.kept_at and now() - self.kept_at < OPEN_WAIT_S
+        idle_s = now() - max(self.asked_at, self.used_at, self.kept_at)
+        return not self.is_named and not awaited and idle_s > keep_s
 
 
 MTP_PROTOCOL = 8
@@ -137,6 +148,11 @@ class WantedModels:
         before, wanted.wish = wanted.wish, wish
         self.unloaded.discard(model)
         return before
+
+    def keep(self, model: str, keep_s: float) -> None:
+        """Set how long a model may be idle. One that is gone meanwhile stays so."""
+        if wanted := self.models.get(model):
+            wanted.wish, wanted.kept_at = replace(wanted.wish, keep_s=keep_s), now()
 
     def withdraw(self, model: str, before: Wish) -> None:
         """Undo a wish that failed. A model that nobody else wants and that can't be described is forgotten."""

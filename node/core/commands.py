@@ -21,6 +21,14 @@ class UnloadModel:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepModel:
+    """Have a model unloaded once it was idle for so long, unless a user had it loaded for good."""
+
+    model: str
+    keep_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DrainNode:
     """Have a node's work moved to other nodes; if not `draining`, take it into use again."""
 
@@ -28,5 +36,5 @@ class DrainNode:
     draining: bool
 
 
-Command = LoadModel | UnloadModel | DrainNode
+Command = LoadModel | UnloadModel | KeepModel | DrainNode
 """Models and nodes have their ids. At a gateway they have the names by which the user knows them."""

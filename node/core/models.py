@@ -97,6 +97,8 @@ class Wish:
     """Maximum context in tokens; 0: what the head gives to all models."""
     despite: int = 0
     """Crashes up to this time (Crash.at) do not keep it from being loaded: the user knew of them."""
+    keep_s: float | None = None
+    """Unless it is named, unload it when it was idle for so many seconds; None: as --keep-alive says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,8 @@ class RingTraffic:
     """Tokens computed again for sessions that had made room for others, since the ring began."""
     requests: int = 0
     """Requests that it has taken since it began."""
+    used_at: int = 0
+    """Unix seconds at which it began, or a request last began or ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import sys
 from dataclasses import replace
 from functools import partial
@@ -112,9 +113,8 @@ class Daemon:
                 self._upkeep.keep_memory(),
                 self._upkeep.try_served(self._agent, self._models.specs.local),
                 self._upkeep.keep_issues(self._issues, self._agent),
+                self._serving.commands.unload_idle(self._options.keep_alive or math.inf),
             ]
-            if self._options.keep_alive:
-                parts.append(self._serving.commands.unload_idle(self._options.keep_alive))
             advertising = group.create_task(self._advertise(discovery))
             tasks = [advertising, *(group.create_task(part) for part in parts)]
             await self._serve_api()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -80,6 +81,7 @@ class Driver:
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
         self._requests = 0
+        self._used_at = int(time.time())
         """Requests since the ring began."""
 
     def traffic(self) -> RingTraffic:
@@ -94,6 +96,7 @@ class Driver:
             right_guesses=self._scheduler.guessed_right,
             recomputed=self._admission.recomputed,
             requests=self._requests,
+            used_at=self._used_at,
         )
 
     @property
@@ -135,6 +138,7 @@ class Driver:
         self._family = self._guessing.family(self._family)
         self._scheduler.keep_to(self._family)
         self._requests += 1
+        self._used_at = int(time.time())
         session.memory = self._guessing.memory
         if replaced := self._admission.submit(session):
             full = "The queue is full, and this client has the most requests in it."
@@ -145,6 +149,7 @@ class Driver:
     def finish(self, session: Session, *, keep: bool) -> None:
         """Free the session's slot, and its KV unless `keep` and there is room."""
         self._admission.finish(session, keep=keep)
+        self._used_at = int(time.time())
         self._wake.set()
 
     # --- steps out --------------------------------------------------------------------------------------------------

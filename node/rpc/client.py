@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from node.core.addresses import split_host_port
-from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
+from node.core.commands import Command, DrainNode, KeepModel, LoadModel, UnloadModel
 from node.core.errors import Incompatible, PeerTimeout, PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
@@ -56,6 +56,7 @@ SLOW_BANDWIDTH = 5 * 2**20
 _COMMANDS: dict[type[Command], tuple[str, type[Message], float]] = {
     LoadModel: ("Load", control_pb2.LoadRequest, DESCRIBE_TIMEOUT_S),
     UnloadModel: ("Unload", control_pb2.ModelRequest, DECIDE_TIMEOUT_S),
+    KeepModel: ("Keep", control_pb2.KeepRequest, DECIDE_TIMEOUT_S),
     DrainNode: ("Drain", control_pb2.DrainRequest, DECIDE_TIMEOUT_S),
 }
 """Method, message and timeout of each command."""

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from node.core.addresses import join_host_port
-from node.core.commands import DrainNode, LoadModel, UnloadModel
+from node.core.commands import DrainNode, KeepModel, LoadModel, UnloadModel
 from node.core.errors import Overloaded, PeerTimeout, PortTaken
 from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest, PromptProgress
@@ -146,6 +146,10 @@ class _Control(ControlServicer):
 
     async def Unload(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
         await self._handler.command(from_message(request, UnloadModel))
+        return control_pb2.Empty()
+
+    async def Keep(self, request: control_pb2.KeepRequest, context: Context) -> control_pb2.Empty:
+        await self._handler.command(from_message(request, KeepModel))
         return control_pb2.Empty()
 
     async def Release(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:

@@ -44,16 +44,26 @@ class LoadRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ...) -> None: ...
 
 class Wish(_message.Message):
-    __slots__ = ("named", "stages", "context", "despite")
+    __slots__ = ("named", "stages", "context", "despite", "keep_s")
     NAMED_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     DESPITE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_S_FIELD_NUMBER: _ClassVar[int]
     named: bool
     stages: int
     context: int
     despite: int
-    def __init__(self, named: _Optional[bool] = ..., stages: _Optional[int] = ..., context: _Optional[int] = ..., despite: _Optional[int] = ...) -> None: ...
+    keep_s: float
+    def __init__(self, named: _Optional[bool] = ..., stages: _Optional[int] = ..., context: _Optional[int] = ..., despite: _Optional[int] = ..., keep_s: _Optional[float] = ...) -> None: ...
+
+class KeepRequest(_message.Message):
+    __slots__ = ("model", "keep_s")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    KEEP_S_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    keep_s: float
+    def __init__(self, model: _Optional[str] = ..., keep_s: _Optional[float] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("node", "draining")
@@ -299,7 +309,7 @@ class Speed(_message.Message):
     def __init__(self, shard: _Optional[_Union[Shard, _Mapping]] = ..., bytes_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class RingTraffic(_message.Message):
-    __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses", "recomputed", "requests")
+    __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses", "recomputed", "requests", "used_at")
     RING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +318,7 @@ class RingTraffic(_message.Message):
     RIGHT_GUESSES_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    USED_AT_FIELD_NUMBER: _ClassVar[int]
     ring: str
     running: int
     queued: int
@@ -316,7 +327,8 @@ class RingTraffic(_message.Message):
     right_guesses: int
     recomputed: int
     requests: int
-    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ..., recomputed: _Optional[int] = ..., requests: _Optional[int] = ...) -> None: ...
+    used_at: int
+    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ..., recomputed: _Optional[int] = ..., requests: _Optional[int] = ..., used_at: _Optional[int] = ...) -> None: ...
 
 class Path(_message.Message):
     __slots__ = ("to", "address", "rtt_ms", "interface", "kind", "bytes_per_s")

@@ -67,6 +67,11 @@ class ControlStub:
                 request_serializer=node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
                 response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/pippin.control.Control/Keep',
+                request_serializer=node_dot_wire_dot_control__pb2.KeepRequest.SerializeToString,
+                response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/pippin.control.Control/Release',
                 request_serializer=node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
@@ -152,6 +157,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request, context):
+        """Tells the head how long a model may be idle.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Release(self, request, context):
         """From the head: this node no longer names the model, and frees the layers of it that no ring needs.
         """
@@ -232,6 +244,11 @@ def add_ControlServicer_to_server(servicer, server):
             'Unload': grpc.unary_unary_rpc_method_handler(
                     servicer.Unload,
                     request_deserializer=node_dot_wire_dot_control__pb2.ModelRequest.FromString,
+                    response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=node_dot_wire_dot_control__pb2.KeepRequest.FromString,
                     response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
@@ -434,6 +451,33 @@ class Control:
             target,
             '/pippin.control.Control/Unload',
             node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
+            node_dot_wire_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pippin.control.Control/Keep',
+            node_dot_wire_dot_control__pb2.KeepRequest.SerializeToString,
             node_dot_wire_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,

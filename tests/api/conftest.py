@@ -19,7 +19,7 @@ from api.app import create_app
 from api.http.connections import ConnectionLimits
 from api.http.server import ApiServer
 from api.http.stream import StreamTiming
-from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
+from node.core.commands import Command, DrainNode, KeepModel, LoadModel, UnloadModel
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
@@ -131,6 +131,8 @@ class ScriptedBackend:
     drained: tuple[str, bool] | None = None
     loaded: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Number of nodes and context, by the name of each model loaded for good."""
+    kept: dict[str, float] = field(default_factory=dict)
+    """Seconds that each model may be idle."""
     placed: list[dict[str, Any]] = field(default_factory=list)
     """Models of the status."""
     shown: Any = None
@@ -289,6 +291,8 @@ class ScriptedBackend:
                 if command.model not in self.loaded:
                     raise ModelNotFound(f"{command.model} is not loaded.", param="model")
                 del self.loaded[command.model]
+            case KeepModel(model, keep_s):
+                self.kept[untagged(model)] = keep_s
             case DrainNode(node, draining):
                 self.drained = (node, draining)
         return command

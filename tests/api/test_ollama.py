@@ -13,7 +13,7 @@ import pytest
 from api.http.json_object import generated_object
 from api.http.stream import StreamTiming
 from api.ollama import answer as writing
-from node.core.errors import ModelNotFound, RingLost
+from node.core.errors import ModelNotFound, NotReady, RingLost
 from tests.api.families import FAMILIES, make
 from tests.api.test_tools import CITY, WEATHER, call
 
@@ -448,6 +448,7 @@ async def test_a_request_without_a_prompt_loads(server, path, stream):
     for keep_alive in (None, 300, "5m", "1h30m"):
         answer = (await server.post(path, {"model": MODEL, "stream": stream, "keep_alive": keep_alive})).json
         assert (answer["done"], answer["done_reason"]) == (True, "load")
+        assert server.backend.kept.get(MODEL) == {None: None, "1h30m": 5400}.get(keep_alive, 300)
         assert server.backend.loaded == {}
     for keep_alive in (-1, "-1m", "-1"):
         await server.post(path, {"model": MODEL, "messages": [], "prompt": "", "keep_alive": keep_alive})
@@ -479,11 +480,32 @@ async def test_a_request_without_a_prompt_and_time_unloads(server, keep_alive):
     assert (await server.post("/api/chat", {"model": "nothing", "keep_alive": keep_alive})).status == 404
 
 
-async def test_with_a_prompt_the_time_changes_nothing(server):
+@pytest.mark.parametrize(("keep_alive", "kept"), [(0, 0), (-1, 1e9), ("5m", 300), ("-5m", 1e9), (1e30, 1e9)])
+async def test_with_a_prompt_the_head_is_told_the_time(server, keep_alive, kept):
     server.backend.loaded[MODEL] = (0, 0)
-    for keep_alive in (0, -1, "5m"):
-        assert (await server.ask_ollama(keep_alive=keep_alive)).json["message"]["content"] == TEXT
-    assert server.backend.loaded == {MODEL: (0, 0)}
+    assert (await server.ask_ollama(keep_alive=keep_alive)).json["message"]["content"] == TEXT
+    assert server.backend.kept == {MODEL: kept}
+    await server.post("/api/embed", {"model": MODEL, "input": "x", "keep_alive": 7})
+    assert server.backend.kept == {MODEL: 7}
+    await server.post("/api/embeddings", {"model": MODEL, "prompt": "x", "keep_alive": 8})
+    await server.ask_ollama()
+    assert server.backend.kept == {MODEL: 8}
+    assert server.backend.loaded == {MODEL: (0, 0)}, "that is what `cluster load` asked for"
+
+
+async def test_a_time_that_can_not_be_told_fails_no_answer(server, monkeypatch):
+    async def run(_):
+        raise NotReady("There is no head.")
+
+    monkeypatch.setattr(server.backend, "run", run)
+    assert (await server.ask_ollama(keep_alive=5)).json["message"]["content"] == TEXT
+
+
+async def test_a_page_may_not_say_how_long_a_model_stays(server):
+    body = {"model": MODEL, "stream": False, "messages": [{"role": "user", "content": "Hello"}], "keep_alive": 0}
+    answer = await server.post("/api/chat", body, headers={"Origin": "http://localhost:1234"})
+    assert answer.json["message"]["content"] == TEXT
+    assert server.backend.kept == {}
 
 
 async def test_an_unknown_model_is_no_reason_to_wait(server, monkeypatch):

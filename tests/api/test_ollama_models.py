@@ -2,6 +2,7 @@
 
 import json
 import socket
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import ollama
@@ -38,10 +39,26 @@ async def test_the_client_lists_models(server, ollama_client):
     assert (await ollama_client.show(MODEL)).details == known
 
 
+def placed_as(model, state="ready", running=0, **more):
+    requests = {"running": running, "queued": 0}
+    return {"id": model, "state": state, "context": 2048, "keep_s": None, "used_at": 0, "requests": requests, **more}
+
+
+async def test_the_client_sees_when_a_model_expires(server, ollama_client):
+    async def expiry(**placed):
+        server.backend.placed = [placed_as(MODEL, **placed)]
+        return (await ollama_client.ps()).models[0].expires_at
+
+    assert (await expiry(keep_s=300.0, used_at=1_700_000_000)).timestamp() == 1_700_000_300
+    now = datetime.now(UTC)
+    assert now < await expiry(keep_s=300.0, used_at=1_700_000_000, running=1) < now + timedelta(seconds=600)
+    assert (await expiry(keep_s=1e9, used_at=1_700_000_000)).year > 2200
+
+
 async def test_the_client_lists_loaded_models(server, ollama_client):
     assert (await ollama_client.ps()).models == []
     placed = [(MODEL, "ready"), ("plain", "loading"), ("not allowed", "ready")]
-    server.backend.placed = [{"id": model, "state": state, "context": 2048} for model, state in placed]
+    server.backend.placed = [placed_as(model, state) for model, state in placed]
     (model,) = (await ollama_client.ps()).models
     assert (model.model, model.size, model.size_vram, model.context_length) == (f"{MODEL}:latest", 1000, 1000, 2048)
     assert model.expires_at.year > 2200
@@ -51,7 +68,7 @@ async def test_the_client_lists_loaded_models(server, ollama_client):
 async def test_a_loaded_model_is_listed_by_its_aliases_too(server, ollama_client):
     """A program that was told of one looks for that name."""
     server.backend.aliases = ["gpt-4o"]
-    server.backend.placed = [{"id": MODEL, "state": "ready", "context": 2048}]
+    server.backend.placed = [placed_as(MODEL, "ready")]
     own, alias = (await ollama_client.ps()).models
     assert (own.model, alias.model, alias.name) == (f"{MODEL}:latest", "gpt-4o:latest", "gpt-4o:latest")
     assert (alias.digest, alias.details, alias.context_length) == (own.digest, own.details, 2048)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -245,6 +246,10 @@ async def test_a_model_is_idle_when_nobody_names_it_and_it_had_no_request_for_lo
         assert head.idle(60) == []
         assert head.idle(-1) == ["tiny/one"]
         wanted = head._wanted.models["tiny/one"]
+        wanted.asked_at = -1e9
+        await planned(head, agent)
+        assert head.idle(60) == [], "it is loading"
+        wanted.placed_at = -1e9
         for traffic in (RingTraffic(ring.id, running=1), RingTraffic(ring.id, requests=2)):
             wanted.asked_at = wanted.used_at = -1e9
             agent._local_report = lambda traffic=traffic: replace(report(), traffic=(traffic,))
@@ -256,6 +261,38 @@ async def test_a_model_is_idle_when_nobody_names_it_and_it_had_no_request_for_lo
         assert head.idle(60) == ["tiny/one"]
         monkeypatch.setattr("node.members.election.Election.is_head", False)
         assert head.idle(60) == []
+
+
+async def test_a_request_says_how_long_a_model_may_be_idle(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        head.keep("tiny/gone", 5)
+        await head.want("tiny/one")
+        await head.load("tiny/named", Wish(named=True))
+        wanted = head._wanted.models
+        for model in ("tiny/one", "tiny/named"):
+            head.keep(model, 5)
+            wanted[model].asked_at = wanted[model].used_at = wanted[model].kept_at = -1e9
+            wanted[model].placed_at = -1e9
+        await planned(head, agent)
+        assert {spec.id: spec.wish for spec in agent.placement.specs} == {
+            "tiny/one": Wish(keep_s=5),
+            "tiny/named": Wish(named=True, keep_s=5),
+        }
+        assert head.idle(math.inf) == ["tiny/one"]
+        head.keep("tiny/one", 0)
+        assert head.idle(math.inf) == [], "the request that came with it has yet to begin"
+        wanted["tiny/one"].used_at = wanted["tiny/one"].kept_at
+        assert head.idle(math.inf) == ["tiny/one"]
+        wanted["tiny/one"].used_at = -1e9
+        wanted["tiny/one"].kept_at -= 60
+        assert head.idle(math.inf) == ["tiny/one"], "it never began"
+        head.keep("tiny/one", 1e9)
+        assert head.idle(-1) == []
+        monkeypatch.setattr("node.members.election.Election.is_head", False)
+        with pytest.raises(NotReady):
+            head.keep("tiny/one", 5)
 
 
 async def test_what_can_not_be_unloaded(monkeypatch):

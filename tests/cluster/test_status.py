@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from node.cluster.status import build_status
-from node.core.models import KvCost, ModelSpec, ModelVersion, Shard
+from node.core.models import KvCost, ModelSpec, ModelVersion, Shard, Wish
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import Download, NodeReport, Path, RingTraffic, StageReport, StageState
 from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
@@ -225,6 +225,22 @@ def test_work_of_all_rings_is_summed_from_their_drivers():
     assert (model["tokens_per_second"], model["context"], model["layers"]) == (30.0, 4096, 8)
     gone = view(peers[0], PeerView(peers[1].report, NodeState.FAILED), rings=rings)
     assert build_status(gone)["models"][0]["requests"] == {"running": 2, "queued": 1}
+
+
+def test_how_long_a_model_may_be_idle():
+    rings = (ring("1"), ring("1", name="r2"))
+    for wish, preload, keep_s in (
+        (Wish(), (), None),
+        (Wish(keep_s=5), (), 5),
+        (Wish(named=True, keep_s=5), (), None),
+        (Wish(keep_s=5), ("m",), None),
+    ):
+        peers = (peer("1", rings=(RingTraffic("r1", used_at=7), RingTraffic("r2", used_at=9)), preload=preload),)
+        seen = view(*peers, rings=rings)
+        spec = ModelSpec(ModelVersion("m"), (1,) * 8, 1, (KvCost(1),) * 8, (0, 8), 4096, wish=wish)
+        seen = replace(seen, placement=replace(seen.placement, specs=(spec,)))
+        (model,) = build_status(seen)["models"]
+        assert (model["keep_s"], model["used_at"]) == (keep_s, 9)
 
 
 def test_each_ring_tells_how_many_guesses_were_right():

@@ -87,7 +87,7 @@ def test_an_idle_model_is_unloaded_unless_somebody_names_it(cluster: Cluster) ->
     cluster.agreed(one, two)
     assert asked(two, "run", MODEL, "Hello")
     until(lambda: not two.status()["models"] and not in_memory(two), "the idle model is unloaded")
-    until(lambda: "had no request for 2 s" in one.written + two.written, "the head tells why")
+    until(lambda: "has been idle for as long as it may be" in one.written + two.written, "the head tells why")
 
 
 def test_the_log_of_a_node_by_any_of_its_names(three: Cluster) -> None:

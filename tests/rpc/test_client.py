@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from node.core.commands import Command, DrainNode, LoadModel, UnloadModel
+from node.core.commands import Command, DrainNode, KeepModel, LoadModel, UnloadModel
 from node.core.errors import Incompatible, Overloaded, PeerTimeout, PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.frames import Frame
@@ -296,7 +296,12 @@ async def test_an_evaluation_of_a_driver(evaluation: Evaluation, monkeypatch: py
 
 @pytest.mark.parametrize(
     "command",
-    [LoadModel("m", Wish(named=True, stages=2, context=4096)), UnloadModel("m"), DrainNode("n", draining=True)],
+    [
+        LoadModel("m", Wish(named=True, stages=2, context=4096)),
+        UnloadModel("m"),
+        KeepModel("m", 0.5),
+        DrainNode("n", draining=True),
+    ],
 )
 async def test_a_command_for_the_head(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
