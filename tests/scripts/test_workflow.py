@@ -1,4 +1,4 @@
-"""The workflow of the hosted CI, as far as it can be proved without it."""
+"""The workflows of the hosted CI, as far as they can be proved without it."""
 
 import re
 from pathlib import Path
@@ -8,21 +8,26 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-WORKFLOW: dict[str, Any] = yaml.safe_load(TEXT)
-STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+TEXTS = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").iterdir()}
+ALL: dict[str, dict[str, Any]] = {name: yaml.safe_load(text) for name, text in TEXTS.items()}
+STEPS = [step for workflow in ALL.values() for job in workflow["jobs"].values() for step in job["steps"]]
+WORKFLOW = ALL["ci.yml"]
 
 
 def test_actions_are_pinned_by_commit() -> None:
-    used = re.findall(r"uses: (.+)", TEXT)
+    used = re.findall(r"uses: (.+)", "".join(TEXTS.values()))
     assert used
     for each in used:
         assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each), each
 
 
-def test_it_may_only_read() -> None:
-    assert WORKFLOW["permissions"] == {"contents": "read"}
-    assert not any("permissions" in job for job in WORKFLOW["jobs"].values())
+def test_they_may_only_read_but_for_the_job_that_publishes() -> None:
+    assert all(workflow["permissions"] == {"contents": "read"} for workflow in ALL.values())
+    writing = [job for workflow in ALL.values() for job in workflow["jobs"].values() if "permissions" in job]
+    assert writing == [ALL["release.yml"]["jobs"]["publish"]]
+    assert not any("checkout" in step.get("uses", "") for step in writing[0]["steps"]), (
+        "it runs no file of the repository"
+    )
     checkouts = [step for step in STEPS if step.get("uses", "").startswith("actions/checkout@")]
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
 
@@ -32,7 +37,7 @@ def test_no_text_of_a_contributor_becomes_a_command() -> None:
     assert used <= {" matrix.python "}
 
 
-@pytest.mark.parametrize("script", sorted(set(re.findall(r"(?:\.ci|scripts|tests)/[\w./]+", TEXT))))
+@pytest.mark.parametrize("script", sorted(set(re.findall(r"(?:\.ci|scripts|tests)/[\w./]+", "".join(TEXTS.values())))))
 def test_what_it_runs_exists(script: str) -> None:
     assert (ROOT / script).exists()
 
