@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,14 @@ from pydantic import Field
 
 from api.chat.env import STREAM, Env, fetch_model
 from api.chat.message import StrictModel
+from api.chat.prompt import thinks
 from api.chat.schema import MAX_INT, parse
+from api.http.callers import CLIENT
 from api.http.in_flight import IN_FLIGHT
 from api.http.stream import EventStream, Sse
 from node.core.commands import Command, DrainNode, KeepModel, LoadModel, UnloadModel
+from node.core.errors import BadRequest
+from node.core.limits import MAX_NAME_CHARS
 from node.core.models import Wish
 
 
@@ -68,6 +73,29 @@ async def remove(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, partial(parse, RemoveRequest)) if request.can_read_body else RemoveRequest()
     model, freed = await env.gateway.disk.remove(request.match_info["model"], not_fetched=body.not_fetched)
     return web.json_response({"model": model, "bytes": freed})
+
+
+async def describe(env: Env, request: web.Request) -> web.Response:
+    """What the small files of a model tell whoever talks to it."""
+    model = await env.gateway.models.describe(request.match_info["model"])
+    return web.json_response(
+        {
+            "model": model.entry.model,
+            "context": model.entry.context,
+            "parameters": model.entry.parameters,
+            "sampling": dict(model.sampling),
+            "thinks": thinks(model.template),
+        }
+    )
+
+
+async def search(env: Env, request: web.Request) -> web.Response:
+    """Models of the hub by a part of their names."""
+    text = request.query.get("search", "").strip()
+    if not 0 < len(text) <= MAX_NAME_CHARS:
+        raise BadRequest(f"'search' should have 1 to {MAX_NAME_CHARS} characters.", param="search")
+    found = await env.gateway.disk.search(text, request[CLIENT])
+    return web.json_response({"models": [asdict(model) for model in found]})
 
 
 async def set_draining(env: Env, request: web.Request, *, draining: bool) -> web.Response:

@@ -18,6 +18,13 @@ from node.text.sandboxed_encoder import OpenModel
 
 log = logging.getLogger(__name__)
 
+THINKING = ("<think>", "</think>", "enable_thinking", "reasoning_effort")
+"""Texts in the chat templates of models that think."""
+
+
+def thinks(template: str) -> bool:
+    return any(text in template for text in THINKING)
+
 
 async def prepare(
     env: Env,

@@ -28,14 +28,14 @@ ALLOWED = (
 """Headers of OpenAI's and Anthropic's clients, listed because `*` never covers `Authorization`. Headers a preflight asks for are added.
 """
 CHANGES = ("/cluster/", "/api/pull", "/api/delete")
-"""Beginnings of the paths where only pages of explicitly named origins may change anything: other pages have no need to, and a user who
+"""Beginnings of the paths where only the node's own page, and those of explicitly named origins, may change anything: other pages have no need to, and a user who
 visits such a page would not notice.
 """
 OWN = ("/cluster/", "/metrics")
 """Beginnings of the paths that no page of another site needs without reading the answer, and so without saying its origin."""
 SITE, DESTINATION = "Sec-Fetch-Site", "Sec-Fetch-Dest"
 LOG = "/cluster/logs"
-"""Where only pages of explicitly named origins may read: a log has more than other pages need."""
+"""Where only these may read, too: a log has more than other pages need."""
 PREFLIGHT_SECONDS = "600"
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 READING = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
@@ -68,12 +68,12 @@ class Cors:
         self._logged: set[str] = set()
 
     def check_named(self, request: web.BaseRequest, what: str = "change the cluster") -> None:
-        """Check who may do `what`. Raises OriginNotAllowed for pages whose origin is not named, and HostNotAllowed."""
+        """Check who may do `what`: the node's own page, and those of named origins. Raises OriginNotAllowed, HostNotAllowed."""
         if self._keyed:
             return
         check_host(request, self._names)  # a page under a name that was made to lead here reads without an origin
         origin = request.headers.get(hdrs.ORIGIN)
-        if origin is None or origin in self._named:
+        if origin is None or origin in self._named or _is_own(request, origin):
             return
         raise OriginNotAllowed(
             f"Pages of {origin[:100]!r} may not {what}.",

@@ -10,7 +10,7 @@ from aiohttp import web
 from api.chat.constraint import make_grammar
 from api.chat.env import STREAM, Env, open_model
 from api.chat.generation import Prepared, new_id, respond
-from api.chat.prompt import encode_middle, encode_text, prepare
+from api.chat.prompt import encode_middle, encode_text, prepare, thinks
 from api.chat.request import ChatRequest, ResponseFormat
 from api.chat.schema import CompletionRequest, GenerationRequest, parse, renamed_params
 from api.chat.shortening import beginnings, endings, fitting, prompt_room
@@ -22,7 +22,6 @@ from api.http.stream import EventStream
 from api.ollama.answer import Lines, OllamaOutput, Said
 from api.ollama.keeping import CheckChange, keep
 from api.ollama.messages import for_chat
-from api.ollama.models import thinks
 from api.ollama.schema import SHARED, ChatBody, GenerateBody, Generation
 from node.core.commands import LoadModel, UnloadModel
 from node.core.errors import BadRequest, ModelNotFound

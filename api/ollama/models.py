@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from api.chat.env import Env
+from api.chat.prompt import thinks
 from api.chat.schema import parse
 from api.http.json_object import Json
 from api.ollama.answer import timestamp
@@ -32,8 +33,6 @@ FACTS = {
     "vocab_size": ("vocab_size",),
 }
 """Names in `model_info`, without the architecture, and in a config.json."""
-THINKING = ("<think>", "</think>", "enable_thinking", "reasoning_effort")
-"""Texts in the chat templates of models that think."""
 
 
 def greeting(page: Handler, port: int | None) -> Handler:
@@ -177,10 +176,6 @@ def _short_number(number: int) -> str:
     if number >= 10**9:
         return f"{number / 10**9:.1f}B"
     return f"{number / 10**6:.2f}M" if number >= 10**6 else f"{number / 10**3:.2f}K"
-
-
-def thinks(template: str) -> bool:
-    return any(text in template for text in THINKING)
 
 
 def _capabilities(model: ModelDescription) -> list[str]:

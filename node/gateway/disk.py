@@ -18,6 +18,7 @@ from node.core.reports import Download
 from node.gateway.model_names import ModelNames
 from node.kv.store import KvStore
 from node.model.files import Files
+from node.model.hub_search import HubModel
 from node.model.stage_fetch import Progress
 
 T = TypeVar("T")
@@ -28,6 +29,8 @@ TURN_S = 10.0
 """Time after which a fetch makes room for that of another client which waits."""
 _MAX_WAITING = 64
 """Maximum fetches of one client that wait."""
+_SEARCHES, _MAX_SEARCHES_WAITING = 2, 8
+"""Searches of the hub at once; maximum searches of one client that wait."""
 
 
 class Pulled(NamedTuple):
@@ -53,6 +56,9 @@ class Disk:
     changed: Callable[[], None]
     """Tells the other nodes."""
     _turns: FairTurns = field(default_factory=lambda: FairTurns("a model to be fetched", PULLS, _MAX_WAITING))
+    _searches: FairTurns = field(
+        default_factory=lambda: FairTurns("a search of the hub", _SEARCHES, _MAX_SEARCHES_WAITING)
+    )
     _pulled: list[str] = field(default_factory=list)
     """Models that are being fetched, once for each user who waits for it."""
 
@@ -83,6 +89,13 @@ class Disk:
             yield Pulled(model, size, size)
         finally:
             self._pulled.remove(model)
+
+    async def search(self, text: str, client: str) -> list[HubModel]:
+        """Models of the hub that may be fetched. Raises HubUnavailable, Overloaded."""
+        async with self._searches.turn(client):
+            found = await self.pools.hub.run(self.specs.hub.search, text)
+        allowed = set(self.allowlist.filter(model.id for model in found))
+        return [model for model in found if model.id in allowed]
 
     async def _fetch(self, whole: Shard, progress: Progress, client: str) -> None:
         """Fetch a model in turns, each until it is here or another client is to have one. What has come is kept."""

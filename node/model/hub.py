@@ -31,6 +31,7 @@ from node.model.download import STALL_S, Source, download, first_bytes
 from node.model.file_names import DESCRIPTION, INDEX, check_small_files, is_safe, is_small, is_weights
 from node.model.formats import unloadable
 from node.model.hub_errors import HUB_ERRORS, translated
+from node.model.hub_search import HubModel, search
 from node.model.layouts import Layouts, read_index
 from node.model.safetensors_header import header_length
 from node.model.weights import Weights
@@ -83,6 +84,10 @@ class Hub:
             directory = self._resolved(model_id, revision)
             weights = self._layouts.of(directory).description or self._describe(model_id, directory)
         return Metadata(read_config(directory), weights, directory)
+
+    def search(self, text: str) -> list[HubModel]:
+        """Raises HubUnavailable."""
+        return search(self._api, text)
 
     def fetch(
         self,

@@ -20,7 +20,7 @@ MAX_TENSORS_OF_FILE = 2**15
 _MAX_NAME = 1_000
 _MAX_AXES = 16
 
-_BITS = {
+BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
@@ -49,7 +49,7 @@ def make_entry(file: str, name: str, dtype: str, shape: list[int]) -> Entry:
         raise ValueError(f"{name[:100]!r} is no name of a tensor")
     if len(shape) > _MAX_AXES or not all(type(axis) is int and 0 <= axis < 2**31 for axis in shape):
         raise ValueError(f"{name} has shape {str(shape)[:100]}")
-    return file, dtype, tuple(shape), (math.prod(shape) * _BITS[dtype] + 7) // 8
+    return file, dtype, tuple(shape), (math.prod(shape) * BITS[dtype] + 7) // 8
 
 
 def parse_header(raw: bytes, file: str) -> tuple[dict[str, Entry], int]:

@@ -32,6 +32,7 @@ from node.core.response_ids import Ask
 from node.core.views import NodeState
 from node.gateway.disk import Pulled
 from node.gateway.peers import Peers
+from node.model.hub_search import HubModel
 from node.model.short_names import untagged
 from node.text.encoder import check_length
 from node.text.grammars import Grammars
@@ -129,6 +130,9 @@ class ScriptedBackend:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[GenerateRequest] = field(default_factory=list)
     drained: tuple[str, bool] | None = None
+    held: dict[str, Any] = field(default_factory=lambda: {"schema": 1, "models": [], "short_names": {}})
+    """What GET /cluster/models answers."""
+    on_hub: Sequence[HubModel] = ()
     loaded: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Number of nodes and context, by the name of each model loaded for good."""
     kept: dict[str, float] = field(default_factory=dict)
@@ -272,7 +276,7 @@ class ScriptedBackend:
         return {"cluster": "home", "nodes": []} | ({"models": self.placed} if self.placed else {})
 
     def overview(self) -> dict[str, Any]:
-        return {"schema": 1, "models": [], "short_names": {}}
+        return self.held
 
     def log(self, node: str, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
         if self.refusal:
@@ -304,6 +308,11 @@ class ScriptedBackend:
         if self.failure:
             raise self.failure[1]
         yield Pulled(name, 4, 4)
+
+    async def search(self, text: str, client: str) -> list[HubModel]:
+        if self.refusal:
+            raise self.refusal
+        return [model for model in self.on_hub if text in model.id]
 
     async def remove(self, name: str, *, not_fetched: bool = False) -> tuple[str, int]:
         if self.refusal and not not_fetched:

@@ -221,6 +221,29 @@ async def test_a_name_that_was_made_to_lead_here_reads_no_log_and_changes_nothin
         assert response.status == 200
 
 
+async def test_its_own_page_may_change_the_cluster_and_no_other_page_may(serve, backend):
+    """Also not one of another port of the same machine, nor under a stranger's name that leads here."""
+    for settings in ({}, {"cors_origins": ["*"]}):
+        server = await serve(**settings)
+        path = f"{server.url}/cluster/nodes/n/drain"
+        own = {"Origin": server.url, "Sec-Fetch-Site": "same-origin"}
+        async with server.http.post(path, headers=own) as response:
+            assert response.status == 200
+        for origin, host in (
+            (f"http://127.0.0.1:{server.port + 1}", None),
+            (f"http://localhost:{server.port}", None),
+            ("http://evil.example", None),
+            ("http://evil.example", "evil.example"),
+            ("null", None),
+            ("http://", None),
+        ):
+            headers = {"Origin": origin, **({"Host": host} if host else {})}
+            backend.drained = None
+            async with server.http.post(path, headers=headers) as response:
+                assert response.status == 403, origin
+            assert backend.drained is None
+
+
 async def test_named_pages_may_do_everything_besides_local_ones(serve):
     server = await serve(cors_origins=["https://good.example", "null"])
     for origin in ("https://good.example", "null"):
@@ -240,8 +263,9 @@ async def test_the_page_of_this_node_may_use_it_at_any_of_its_addresses(serve, h
     assert (await server.post("/v1/chat/completions", CHAT, headers={"Origin": f"http://{host}", **own})).status == 200
     other = {"Origin": "http://203.0.113.9", **own}
     assert (await server.post("/v1/chat/completions", CHAT, headers=other)).status == 403
-    cluster = await server.post("/cluster/nodes/n/drain", data=b"", headers={"Origin": f"http://{host}", **own})
-    assert cluster.status == 403
+    for origin, status in ((f"http://{host}", 200), (LOCAL[0], 403)):
+        drain = await server.post("/cluster/nodes/n/drain", data=b"", headers={"Origin": origin, **own})
+        assert drain.status == status
 
 
 @pytest.mark.parametrize("origin", [*LOCAL[:2], *FOREIGN[:3]])

@@ -12,6 +12,7 @@ from api.http.limits import FOLLOWERS_OF_ONE
 from api.http.stream import StreamTiming
 from node.core.errors import HubUnavailable, ModelBusy, ModelNotFetched, ModelNotFound, NodeNotFound, PeerUnavailable
 from node.gateway.disk import Pulled
+from node.model.hub_search import HubModel
 
 MODEL = "pippin/demo"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
@@ -251,6 +252,27 @@ async def test_what_pippin_did_not_fetch_is_removed_only_if_the_request_says_so(
             assert response.status == status
     async with server.http.delete(f"{server.url}/cluster/models/m", json={"not_fetched": True}) as response:
         assert (response.status, await response.json()) == (200, {"model": "m", "bytes": 4})
+
+
+async def test_what_is_known_of_a_model(server, backend):
+    backend.model.sampling = {"temperature": 0.6, "top_k": 20}
+    async with server.http.get(f"{server.url}/cluster/models/{MODEL}") as response:
+        known = {"model": MODEL, "context": 2048, "parameters": 1_836_000, "thinks": True}
+        assert await response.json() == known | {"sampling": backend.model.sampling}
+    async with server.http.get(f"{server.url}/cluster/models/org/none") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_the_hub_is_searched(server, backend):
+    backend.on_hub = [HubModel("org/Qwen3-8B", 4 << 30, 10), HubModel("org/other", 0, 1)]
+    async with server.http.get(f"{server.url}/cluster/hub?search=Qwen3") as response:
+        assert await response.json() == {"models": [{"id": "org/Qwen3-8B", "bytes": 4 << 30, "downloads": 10}]}
+    for query in ("", "?search=", "?search=%20", f"?search={'x' * 513}"):
+        async with server.http.get(f"{server.url}/cluster/hub{query}") as response:
+            assert response.status == 400
+    backend.refusal = HubUnavailable("The hub is away.")
+    async with server.http.get(f"{server.url}/cluster/hub?search=Qwen3") as response:
+        assert (response.status, (await response.json())["error"]["message"]) == (503, "The hub is away.")
 
 
 async def test_health_is_200_while_work_waits_for_threads(server):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -128,11 +129,21 @@ class Handler(BaseHTTPRequestHandler):
         hub.log.append(" ".join(filter(None, [self.command, path, self.headers.get("Range")])))
         if hub.status != 200:
             return self.send(hub.status, b"{}")
+        if path == "/api/models":
+            return self.search()
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/\w+)?", path):
             return self.info(match[1])
         if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/\w+/(.+)", path):
             return self.file(match[1], match[2])
         return self.send(404, b"{}")
+
+    def search(self) -> None:
+        asked = parse_qs(urlsplit(self.path).query)
+        found = [repo for repo in self.server.hub.repos if asked["search"][0].lower() in repo.lower()]
+        assert (asked["filter"], asked["expand"]) == (["mlx"], ["downloads", "safetensors"])
+        parameters = {"BF16": 100, "U32": 50}
+        answer = [{"id": repo, "downloads": 7, "safetensors": {"parameters": parameters}} for repo in found]
+        return self.send(200, json.dumps(answer).encode())
 
     def info(self, repo: str) -> None:
         hub = self.server.hub

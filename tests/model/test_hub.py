@@ -22,6 +22,7 @@ from node.model.config import read_license
 from node.model.file_names import DESCRIPTION
 from node.model.hub import Hub
 from node.model.hub_errors import translated
+from node.model.hub_search import HubModel
 from node.model.layouts import Layout
 from node.model.weights import Weights
 
@@ -284,3 +285,11 @@ def test_disk_full_before_and_during(fake_hub, hub):
     error = translated(OSError(errno.ENOSPC, "No space left on device"), "org/model")
     assert isinstance(error, NoCapacity)
     assert type(translated(PermissionError(errno.EACCES, "denied"), "org/model")) is PippinError
+
+
+def test_models_are_found_by_a_part_of_their_names(fake_hub, hub):
+    assert hub.search("MOD") == [HubModel("org/model", 400, 7)]
+    assert hub.search("none") == []
+    fake_hub.status = 503
+    with pytest.raises(HubUnavailable, match="answers 503 to a search"):
+        hub.search("model")
