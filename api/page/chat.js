@@ -7,6 +7,7 @@ import { exported, newChat, readChat, removeChat, requestOf, saveChat, title } f
 import { Composer } from "./composer.js";
 import { byId, copyButton, element, keyed, setText } from "./elements.js";
 import { renderMarkdown } from "./markdown.js";
+import { Settings } from "./settings.js";
 
 const PAUSE_MS = 1500; // without a token, after which the page says what it waits for
 const NEAR_END_PX = 60; // of the last message, within which it is followed while it grows
@@ -25,6 +26,7 @@ export class ChatView {
     this.onError = onError;
     this.onSaved = onSaved;
     this.composer = new Composer(() => this.#send());
+    this.settings = new Settings({ onError, onChange: (values) => this.#set(values) });
     this.messages = byId("messages");
     this.#listen();
     this.open(this.#chat);
@@ -39,8 +41,7 @@ export class ChatView {
     this.stop();
     this.#chat = chat;
     this.#edited = -1;
-    byId("system").value = chat.system;
-    byId("temperature").value = chat.temperature ?? "";
+    this.settings.show(chat);
     this.messages.replaceChildren();
     this.#show();
     this.messages.scrollTop = this.messages.scrollHeight;
@@ -51,8 +52,9 @@ export class ChatView {
   }
 
   setModel(model) {
-    this.#chat.model = model;
-    if (this.#chat.messages.length) this.#save();
+    if (model === this.#chat.model) return;
+    this.#set({ model });
+    this.settings.setModel(model);
   }
 
   #listen() {
@@ -60,12 +62,8 @@ export class ChatView {
       if (event.key === "Escape") this.stop();
     });
     window.addEventListener("pagehide", () => this.#running && this.#save()); // what has come so far
-    byId("stop").addEventListener("click", () => this.stop());
+    byId("end-answer").addEventListener("click", () => this.stop());
     byId("export").addEventListener("click", () => download(this.#chat));
-    byId("system").addEventListener("change", ({ target }) => this.#set({ system: target.value }));
-    byId("temperature").addEventListener("change", ({ target }) => {
-      this.#set({ temperature: target.value === "" ? null : target.valueAsNumber });
-    });
   }
 
   #set(values) {
@@ -183,7 +181,7 @@ export class ChatView {
       keyed(this.messages, items, key, (item) => this.#make(item), (node, item) => this.#update(node, item));
     }
     byId("send").hidden = this.#running !== null;
-    byId("stop").hidden = this.#running === null;
+    byId("end-answer").hidden = this.#running === null;
     this.messages.setAttribute("aria-busy", String(this.#running !== null));
     if (follow) this.messages.scrollTop = this.messages.scrollHeight;
   }

@@ -1,16 +1,20 @@
 // The chats in this browser. Each has an entry of its own in its storage, so that two tabs do not overwrite each other.
 //
-// A chat: {id, model, system, temperature, updated, messages}. `temperature` is null for the model's default.
+// A chat: {id, model, title, system, stop, thinking, updated, messages}, and NUMBERS, which are null for the model's defaults. Chats
+// of earlier versions of this page lack some. `title`: what the user calls it; `stop`: texts that end an answer, one in a line;
+// `thinking`: "on", "off", or "" for the model's own way.
 // A message: {role, content}; the user's may have `files`, its attachments; an answer also has {model, reasoning, thought_s, error, stopped, first_s, rate, tokens}.
 
 import { contentOf } from "./attachments.js";
 
+export const CONVERSATION = { temperature: 0.7, top_p: 0.95 }; // where a model proposes nothing; as in `cluster chat`
+export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_tokens"];
 const PREFIX = "pippin.chat.";
 const MODEL = "pippin.model";
 
 export function newChat() {
   const id = [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  return { id, model: "", system: "", temperature: null, updated: Date.now(), messages: [] };
+  return { id, model: "", system: "", updated: Date.now(), messages: [] };
 }
 
 /** The model of the chat that was used last; empty if there is none. */
@@ -44,9 +48,15 @@ export function saveChat(chat) {
   }
 }
 
+export function renameChat(id, title) {
+  const chat = readChat(id);
+  if (chat) localStorage.setItem(PREFIX + id, JSON.stringify({ ...chat, title }));
+}
+
 export const removeChat = (id) => localStorage.removeItem(PREFIX + id);
 
 export function title(chat) {
+  if (chat.title) return chat.title;
   const first = chat.messages.find((message) => message.role === "user");
   const text = first?.content.trim() || first?.files?.[0]?.name || "";
   return text.split("\n")[0].slice(0, 80) || "Empty chat";
@@ -56,11 +66,14 @@ export function title(chat) {
 export function requestOf(chat) {
   const system = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
   const messages = chat.messages.map((message) => ({ role: message.role, content: contentOf(message) }));
+  const stop = (chat.stop ?? "").split("\n").filter(Boolean);
   return {
     model: chat.model,
     messages: [...system, ...messages],
-    ...(chat.temperature === null ? {} : { temperature: chat.temperature }),
-    sampling_defaults: { temperature: 0.7, top_p: 0.95 }, // as in `cluster chat`
+    ...Object.fromEntries(NUMBERS.map((name) => [name, chat[name] ?? null])),
+    ...(stop.length ? { stop } : {}),
+    ...(chat.thinking ? { chat_template_kwargs: { enable_thinking: chat.thinking === "on" } } : {}),
+    sampling_defaults: CONVERSATION,
   };
 }
 

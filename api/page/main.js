@@ -1,22 +1,27 @@
-// Starts the page: asks for the status and the models, keeps the list of chats, and asks for a key where one is needed.
+// Starts the page: asks for the status and the models, shows one of its views, and asks for a key where one is needed.
 
-import { ApiError, hasKey, readModels, readStatus, setKey } from "./api.js";
+import { ApiError, hasKey, readModels, readOverview, readStatus, setKey } from "./api.js";
 import { ChatView } from "./chat.js";
-import { allChats, lastModel, newChat, readChat, removeChat, title } from "./chats.js";
+import { lastModel } from "./chats.js";
 import { ClusterView, loadingOf, summaryOf } from "./cluster.js";
 import { byId, element, keyed, setText } from "./elements.js";
+import { History } from "./history.js";
+import { ModelsView } from "./models.js";
 
 const STATUS_MS = 500; // so that a node that dies is grey within two seconds
 const HIDDEN_MS = 5000; // while nobody sees the page
 const MODELS_MS = 10_000;
+const OVERVIEW_MS = 2000;
 const OTHER = "\0other"; // no model has this id
 
-const cluster = new ClusterView(byId("cluster"));
+const cluster = new ClusterView(byId("cluster"), onError);
+const shelf = new ModelsView(byId("models"), { onError, onTalk: talkTo });
 let status = null;
 let models = null; // ids, as the API lists them; null before its first answer
 let hasChosen = false; // whether the user chose the model of a chat that is still empty
 
-const chat = new ChatView({ waitingFor, onError, onSaved: showChats });
+const chat = new ChatView({ waitingFor, onError, onSaved: () => history.show() });
+const history = new History({ current: () => chat.chat, onOpen: openChat });
 
 // --- the node's answers ---
 
@@ -32,24 +37,24 @@ async function watch(read, show, milliseconds, onFailure) {
   }
 }
 
-/** Wait, but not while the page comes into view or gets a key. */
+/** Wait, but not while the page comes into view, shows another view, or gets a key. */
 function asleep(milliseconds) {
+  const wakers = [[document, "visibilitychange"], [document, "viewchange"], [byId("key-dialog"), "close"]];
   return new Promise((wake) => {
     const timer = setTimeout(done, milliseconds);
     function done() {
       clearTimeout(timer);
-      document.removeEventListener("visibilitychange", done);
-      byId("key-dialog").removeEventListener("close", done);
+      for (const [target, event] of wakers) target.removeEventListener(event, done);
       wake();
     }
-    document.addEventListener("visibilitychange", done);
-    byId("key-dialog").addEventListener("close", done);
+    for (const [target, event] of wakers) target.addEventListener(event, done);
   });
 }
 
 function showStatus(found) {
   status = found;
   cluster.show(found);
+  shelf.showStatus(found);
   showSummary(found.state, summaryOf(found), found.cluster);
   showModels();
 }
@@ -112,68 +117,35 @@ const labelOf = (id, state) => (state && state !== "ready" ? `${id} (${state})` 
 byId("model").addEventListener("change", ({ target }) => {
   if (target.value !== OTHER) return choose(target.value);
   target.value = chat.chat.model;
-  byId("model-dialog").showModal();
+  showView("models");
+  shelf.focus();
 });
-byId("model-dialog").addEventListener("submit", () => chooseOther(byId("other-model").value.trim()));
-byId("cancel-model").addEventListener("click", () => byId("model-dialog").close());
 
 function choose(id) {
   hasChosen = true;
   chat.setModel(id);
 }
 
-function chooseOther(id) {
-  if (id) choose(id);
+/** Choose a model for this chat, and go on with it. */
+function talkTo(id) {
+  choose(id);
   showModels();
-  byId("model").value = chat.chat.model;
+  showView("chat");
+  byId("prompt").focus();
 }
 
 // --- chats ---
-
-function showChats() {
-  keyed(byId("chats"), allChats(), ({ id }) => id, makeEntry, (item, each) => {
-    const [open, remove] = item.children;
-    setText(open, title(each));
-    remove.setAttribute("aria-label", `Delete the chat: ${title(each)}`);
-    open.toggleAttribute("aria-current", each.id === chat.chat.id);
-  });
-}
-
-function makeEntry({ id }) {
-  const show = () => openChat(readChat(id) ?? newChat());
-  const open = element("button", { type: "button", class: "entry", onclick: show });
-  const remove = element("button", { type: "button", class: "plain small", onclick: () => deleteChat(id) }, "×");
-  return element("li", {}, open, remove);
-}
 
 function openChat(opened) {
   hasChosen = false;
   chat.open(opened);
   showModels();
-  showChats();
-  showHistory(false);
-  byId("prompt").focus();
 }
-
-function deleteChat(id) {
-  removeChat(id);
-  if (id === chat.chat.id) openChat(newChat());
-  else showChats();
-}
-
-function showHistory(shown) {
-  byId("history").classList.toggle("shown", shown);
-  byId("toggle-history").setAttribute("aria-expanded", String(shown));
-}
-
-byId("new-chat").addEventListener("click", () => openChat(newChat()));
-byId("toggle-history").addEventListener("click", () => showHistory(!byId("history").classList.contains("shown")));
-window.addEventListener("storage", showChats); // another tab has changed them
 
 /** Close what lies over the chat. */
 function closeOverlays(target) {
   if (!byId("settings").contains(target)) byId("settings").open = false;
-  if (!byId("history").contains(target) && target !== byId("toggle-history")) showHistory(false);
+  if (!byId("history").contains(target) && target !== byId("toggle-history")) history.toggle(false);
 }
 
 document.addEventListener("pointerdown", ({ target }) => closeOverlays(target));
@@ -181,22 +153,27 @@ document.addEventListener("keydown", ({ key }) => {
   if (key === "Escape") closeOverlays(null);
 });
 
-// --- the key, and the two views of a narrow window ---
+// --- the key, and the views ---
 
 byId("key-dialog").addEventListener("submit", () => {
   setKey(byId("key").value.trim());
   byId("key").value = "";
 });
 
-for (const button of document.querySelectorAll(".views button")) {
-  button.addEventListener("click", () => {
-    document.body.dataset.view = button.dataset.view;
-    for (const each of document.querySelectorAll(".views button")) {
-      each.setAttribute("aria-pressed", String(each === button));
-    }
-  });
+function showView(view) {
+  document.body.dataset.view = view;
+  for (const each of document.querySelectorAll(".views button")) {
+    each.setAttribute("aria-pressed", String(each.dataset.view === view));
+  }
+  document.dispatchEvent(new Event("viewchange"));
 }
 
-showChats();
+for (const button of document.querySelectorAll(".views button")) {
+  button.addEventListener("click", () => showView(button.dataset.view));
+}
+
+history.show();
+const isManaging = () => document.body.dataset.view === "models";
 watch(readModels, (found) => ((models = found), showModels()), MODELS_MS, () => {});
 watch(readStatus, showStatus, STATUS_MS, showUnreachable);
+watch(async () => isManaging() && readOverview(), (found) => found && shelf.show(found), OVERVIEW_MS, () => {});

@@ -1,5 +1,10 @@
 """What the tests of the page share: a status to show, and a chat as its user has it."""
 
+import asyncio
+import time
+
+from tests.patience import PATIENCE_S
+
 MODEL = "pippin/demo"
 
 ANSWER_ENDED = "document.querySelector('.assistant:last-child > .actions:not([hidden])') !== null"
@@ -71,3 +76,11 @@ async def answered(tab):
 def prompted(backend):
     """What the model got of the last request."""
     return backend.model.tokenizer.decode(backend.requests[-1].prompt)
+
+
+async def happens(condition):
+    """Wait until what the user did has come to the backend."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,180 @@
+// The cluster as a picture: its nodes on a ring with their layers, the links between them with their speed, and tokens on their way.
+
+import { element, keyed, setText, svg } from "./elements.js";
+import { bytes, span } from "./units.js";
+
+const WIDTH = 440;
+const X = WIDTH / 2;
+const MANY = 6; // nodes, above which they are drawn smaller
+const LONGEST = 18; // characters of a name
+
+export class Topology {
+  #links = svg("g", { class: "links" });
+  #nodes = svg("g", { class: "stations" });
+  #labels = svg("g", { class: "labels" });
+  #model = svg("text", { class: "model-name", x: X });
+  #rate = svg("text", { class: "rate", x: X });
+  #unit = svg("text", { class: "unit", x: X });
+  #title = svg("title");
+
+  constructor() {
+    const head = svg("path", { d: "M0 0L8 4L0 8Z" });
+    const box = { viewBox: "0 0 8 8", refX: 6, refY: 4, markerWidth: 8, markerHeight: 8, orient: "auto" };
+    const arrow = svg("marker", { id: "arrow", markerUnits: "userSpaceOnUse", ...box }, head);
+    const centre = svg("g", { class: "centre" }, this.#model, this.#rate, this.#unit);
+    const parts = [this.#title, svg("defs", {}, arrow), this.#links, this.#nodes, this.#labels, centre];
+    this.drawing = svg("svg", { role: "img" }, ...parts);
+    this.node = element("figure", { class: "topology" }, this.drawing);
+  }
+
+  /** `names`: of the nodes, by id. `colourOf(id)`: number of its colour. `isGone(node)`: whether it is away. */
+  show(status, names, colourOf, isGone) {
+    const place = placesOf(status.nodes.length);
+    const stations = status.nodes.map((node, at) => ({ node, at, ...place.at(at) }));
+    this.drawing.setAttribute("viewBox", `0 0 ${WIDTH} ${place.height}`);
+    const hops = hopsOf(status.models, new Map(stations.map((each) => [each.node.id, each])), place);
+    keyed(this.#links, hops, ({ key }) => key, makeLink, showLink);
+    const labels = hops.filter(({ label }) => label);
+    keyed(this.#labels, labels, ({ key }) => key, makeLabel, showLabel);
+    keyed(this.#nodes, stations, ({ node }) => node.id, makeStation, (group, station) => {
+      const gone = isGone(station.node);
+      group.setAttribute("class", `station colour-${colourOf(station.node.id)}${gone ? " gone" : ""}`);
+      showStation(group, station, place, names.get(station.node.id), gone);
+    });
+    this.#showCentre(status.models, place);
+    setText(this.#title, inWords(stations, hops, names));
+  }
+
+  #showCentre(models, place) {
+    const served = models.filter(({ rings }) => rings.length);
+    const rate = served.reduce((sum, model) => sum + model.tokens_per_second, 0);
+    const one = served.length === 1 ? short(served[0].id.split("/").at(-1)) : `${served.length} models`;
+    setText(this.#model, served.length ? one : "No model is loaded");
+    setText(this.#rate, served.length ? rate.toFixed(1) : "");
+    setText(this.#unit, served.length ? "tokens/s" : "");
+    [this.#model, this.#rate, this.#unit].forEach((text, at) => text.setAttribute("y", place.middle + [-26, 12, 32][at]));
+  }
+}
+
+/** Where the nodes stand: `at(index)` gives {x, y, angle}, clockwise from the left or the top; `along` a link's angles. */
+function placesOf(count) {
+  const radius = count > MANY ? 24 : 34;
+  if (count < 2) return { height: 230, middle: 185, radius, at: () => ({ x: X, y: 60, angle: 0 }) };
+  const [rx, ry] = count === 2 ? [140, 78] : [140, 126];
+  const centre = ry + (count === 2 ? 34 : radius + 12);
+  const first = count === 2 ? Math.PI : -Math.PI / 2;
+  const on = (angle) => ({ x: X + rx * Math.cos(angle), y: centre + ry * Math.sin(angle), angle });
+  const gap = (angle) => (radius + 9) / Math.hypot(rx * Math.sin(angle), ry * Math.cos(angle));
+  const step = (2 * Math.PI) / count;
+  const at = (index) => on(first + index * step);
+  const lowest = Math.max(...Array.from({ length: count }, (_, index) => at(index).y)) + radius + 40;
+  const height = Math.max(lowest, centre + ry + 24);
+  return { height, middle: centre, radius, rx, ry, on, gap, step, centre, at };
+}
+
+/** The hops of all rings that serve, each {key, path, label, x, y, flows, colour}. */
+function hopsOf(models, stations, place) {
+  return models.flatMap((model) =>
+    model.rings
+      .filter(({ state, stages }) => state !== "retiring" && stages.length > 1)
+      .flatMap((ring) =>
+        ring.stages.map((stage, at) => {
+          const from = stations.get(stage.node);
+          const to = stations.get(ring.stages[(at + 1) % ring.stages.length].node);
+          return from && to ? hop(`${ring.id} ${at}`, from, to, ring, place) : null;
+        }),
+      )
+      .filter(Boolean),
+  );
+}
+
+function hop(key, from, to, ring, place) {
+  const isNext = (from.at + 1) % stationsOf(place) === to.at;
+  const { path, x, y } = isNext ? arc(from, to, place) : across(from, to, place);
+  const link = from.node.link?.to === to.node.id ? from.node.link : null;
+  const rate = link?.bytes_per_second ? `${bytes(link.bytes_per_second)}/s` : "";
+  const label = link ? [`${link.rtt_ms.toFixed(1)} ms`, rate].filter(Boolean) : null;
+  return { key, path, x, y, label, kind: link?.kind ?? "", flows: ring.requests.running > 0, from: from.node.id, to: to.node.id };
+}
+
+const stationsOf = ({ step }) => Math.round((2 * Math.PI) / step);
+
+/** Along the ring, to the next node. */
+function arc(from, to, { on, gap, rx, ry, step }) {
+  const [begin, end] = [from.angle + gap(from.angle), from.angle + step - gap(to.angle)];
+  const [one, other, middle] = [on(begin), on(end), on((begin + end) / 2)];
+  const path = `M${point(one)}A${rx} ${ry} 0 ${end - begin > Math.PI ? 1 : 0} 1 ${point(other)}`;
+  return { path, x: middle.x, y: middle.y };
+}
+
+/** Through the inside, to any node. */
+function across(from, to, { radius, centre }) {
+  const pull = { x: (from.x + to.x) / 4 + X / 2, y: (from.y + to.y) / 4 + centre / 2 };
+  const [one, other] = [towards(from, pull, radius + 6), towards(to, pull, radius + 9)];
+  const middle = (axis) => (one[axis] + 2 * pull[axis] + other[axis]) / 4;
+  return { path: `M${point(one)}Q${point(pull)} ${point(other)}`, x: middle("x"), y: middle("y") };
+}
+
+function towards(from, to, distance) {
+  const whole = Math.hypot(to.x - from.x, to.y - from.y) || 1;
+  return { x: from.x + ((to.x - from.x) * distance) / whole, y: from.y + ((to.y - from.y) * distance) / whole };
+}
+
+const point = ({ x, y }) => `${x.toFixed(1)} ${y.toFixed(1)}`;
+
+// --- what is drawn ---
+
+const makeLink = () => svg("g", {}, svg("path", { class: "wire", "marker-end": "url(#arrow)" }), svg("path", { class: "tokens" }));
+
+function showLink(group, { path, kind, flows }) {
+  group.setAttribute("class", `hop ${flows ? "flows" : ""} ${kind === "wi-fi" ? "wireless" : ""}`);
+  for (const each of group.children) each.setAttribute("d", path);
+}
+
+const makeLabel = () => svg("text", {}, svg("tspan"), svg("tspan"));
+
+function showLabel(text, { label, x, y }) {
+  [...text.children].forEach((line, at) => {
+    line.setAttribute("x", x.toFixed(1));
+    line.setAttribute("y", (y + (label.length > 1 ? -3 + 14 * at : 4)).toFixed(1));
+    setText(line, label[at] ?? "");
+  });
+}
+
+function makeStation() {
+  const ring = (name) => svg("circle", { class: name, pathLength: 100 });
+  const text = (name) => svg("text", { class: name });
+  return svg("g", {}, ring("disc"), ring("track"), ring("memory-share"), text("what"), text("layers-text"), text("name"), text("chip"));
+}
+
+function showStation(group, { node, x, y }, { radius }, name, gone) {
+  const [disc, track, share, what, layers, label, chip] = group.children;
+  for (const [circle, r] of [[disc, radius - 5], [track, radius], [share, radius]]) {
+    for (const [key, value] of Object.entries({ cx: x, cy: y, r })) circle.setAttribute(key, value.toFixed(1));
+  }
+  share.setAttribute("transform", `rotate(-90 ${point({ x, y })})`);
+  const { usable, used } = node.memory;
+  share.setAttribute("stroke-dasharray", `${usable && !gone ? Math.min((100 * used) / usable, 100).toFixed(1) : 0} 200`);
+  const ranges = node.layers.map(span);
+  const at = (text, dy, said) => {
+    text.setAttribute("x", x.toFixed(1));
+    text.setAttribute("y", (y + dy).toFixed(1));
+    setText(text, said);
+  };
+  at(what, -7, gone || !ranges.length ? "" : ranges.length === 1 ? "layers" : `${ranges.length} models`);
+  at(layers, ranges.length ? 10 : 5, gone ? "✕" : ranges.length > 1 ? ranges.slice(0, 2).join(", ") : (ranges[0] ?? "–"));
+  at(label, radius + 18, short(name));
+  at(chip, radius + 33, gone ? node.state : short(node.chip));
+}
+
+const short = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
+
+/** The picture for those who do not see it. */
+function inWords(stations, hops, names) {
+  const held = stations.map(({ node }) => {
+    const layers = node.layers.map(span).join(", ");
+    return `${names.get(node.id)}: ${node.state}${layers ? `, layers ${layers}` : ""}`;
+  });
+  const links = hops.map(({ from, to, label }) => `${names.get(from)} to ${names.get(to)}${label ? `, ${label.join(", ")}` : ""}`);
+  return [...held, ...links].join("; ");
+}

@@ -1,0 +1,86 @@
+"""The picture of the cluster: nodes on a ring, their links, and whether tokens flow."""
+
+import itertools
+import json
+
+import pytest
+
+from tests.api.paged import TWO, cluster_status, link_to, node_status
+
+BOXES = """JSON.stringify([...document.querySelectorAll('.station > .disc')].map((each) => {
+    const box = each.getBoundingClientRect();
+    return [box.x, box.y, box.width];
+}))"""
+
+
+async def written(page, selector):
+    """Texts in the picture, where elements have no innerText."""
+    found = f"[...document.querySelectorAll({json.dumps(selector)})].filter((each) => each.textContent)"
+    return await page.evaluate(f"{found}.map((each) => each.textContent).join('\\n')")
+
+
+def ring_of(count, **changed):
+    nodes = [
+        node_status(f"mini-{n + 1}", n, link=link_to((n + 1) % count) if count > 1 else None) for n in range(count)
+    ]
+    return {**cluster_status(*nodes), **changed}
+
+
+async def test_two_nodes_and_their_links(page, backend):
+    await page.until("document.querySelectorAll('.station').length === 2")
+    assert await written(page, ".station .layers-text") == "0–3\n4–7"
+    assert await written(page, ".station .name") == "mini-1\nmini-2"
+    assert await written(page, ".labels tspan") == "8.1 ms\n30.0 MB/s\n8.1 ms\n30.0 MB/s"
+    assert await written(page, ".centre text") == "demo\n21.4\ntokens/s"
+    assert await page.evaluate("document.querySelectorAll('.hop.flows.wireless').length") == 2
+    told = await page.evaluate("document.querySelector('.topology title').textContent")
+    assert "mini-1: ready, layers 0–3" in told
+    assert "mini-1 to mini-2, 8.1 ms, 30.0 MB/s" in told
+    idle = json.loads(json.dumps(TWO))
+    idle["models"][0]["rings"][0]["requests"] = {"running": 0, "queued": 0}
+    backend.shown = idle
+    await page.until("document.querySelectorAll('.hop:not(.flows)').length === 2")
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 8, 16])
+async def test_nodes_stand_apart_and_within_the_picture(page, backend, count):
+    backend.shown = ring_of(count)
+    await page.until(f"document.querySelectorAll('.station').length === {count}")
+    assert await page.evaluate("document.querySelectorAll('.hop').length") == (count if count > 1 else 0)
+    boxes = json.loads(await page.evaluate(BOXES))
+    for (x, y, width), (other_x, other_y, _) in itertools.combinations(boxes, 2):
+        assert (x - other_x) ** 2 + (y - other_y) ** 2 > width**2
+    left, top, right, bottom = json.loads(
+        await page.evaluate("""(() => {
+            const box = document.querySelector(".topology svg").getBoundingClientRect();
+            return JSON.stringify([box.left, box.top, box.right, box.bottom]);
+        })()""")
+    )
+    assert all(left <= x and top <= y and x + width <= right and y + width <= bottom for x, y, width in boxes)
+
+
+async def test_a_dead_node_and_one_that_comes(page, backend):
+    three = ring_of(3)
+    dead = {**three["nodes"][2], "state": "failed", "link": None, "layers": [], "last_seen_s": 3.0}
+    backend.shown = {**TWO, "nodes": [*TWO["nodes"], dead]}
+    await page.until("document.querySelectorAll('.station').length === 3")
+    assert await written(page, ".station.gone text") == "✕\nmini-3\nfailed"
+    assert await page.evaluate("document.querySelectorAll('.hop').length") == 2
+    backend.shown = three
+    await page.until("!document.querySelector('.station.gone')")
+    assert await page.evaluate("document.querySelectorAll('.hop').length") == 3
+
+
+async def test_rings_of_two_models_and_no_model(page, backend):
+    four = ring_of(4)
+    stages = [{"node": f"id-{n}", "start": 0, "end": 2} for n in (3, 1)]
+    ring = {**four["models"][0]["rings"][0], "id": "r2", "stages": stages}
+    four["models"].append({**four["models"][0], "id": "org/other", "rings": [ring], "tokens_per_second": 8.6})
+    four["nodes"][1]["layers"].append({"model": "org/other", "start": 0, "end": 2})
+    backend.shown = four
+    await page.until("document.querySelectorAll('.hop').length === 6")
+    assert await written(page, ".centre text") == "2 models\n30.0\ntokens/s"
+    assert (await written(page, ".station:nth-child(2) text")).startswith("2 models\n4–7, 0–1")
+    backend.shown = {**ring_of(1), "models": []}
+    await page.until("document.querySelector('.centre').textContent === 'No model is loaded'")
+    assert await page.evaluate("document.querySelectorAll('.hop').length") == 0
