@@ -140,6 +140,7 @@ class PromptRequest(WithoutNulls):
             "response_format": {"type": "json_schema", "json_schema": schema} if schema else None,
             "reasoning_effort": self.output_config.effort,
             "chat_template_kwargs": {"enable_thinking": thinks, **self.chat_template_kwargs},
+            "max_thinking_tokens": self.thinking.budget_tokens if thinks else None,
         }
 
 

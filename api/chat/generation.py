@@ -20,7 +20,7 @@ from api.http.callers import CLIENT
 from api.http.json_object import Json
 from api.http.stream import EventStream
 from node.core.errors import BadRequest, ContextExceeded, PippinError
-from node.core.generation import GenerateRequest, PromptProgress, Sampling
+from node.core.generation import GenerateRequest, PromptProgress, Sampling, ThinkingBudget
 from node.core.rate import Rate
 from node.text.sandboxed_encoder import OpenModel
 
@@ -70,6 +70,7 @@ class Prepared:
         first: int = 0,
         echo: Echo | None = None,
         reader: Callable[[], Reader | None] = lambda: None,
+        thinking: ThinkingBudget | None = None,
         control_logprobs: bool = False,
     ) -> list["Choice"]:
         """Create the choices of one prompt, numbered from `first`. Copy k gets the request's seed plus k.
@@ -104,6 +105,7 @@ class Prepared:
             client=self.client,
             revision=model.revision,
             prediction=self.prediction or (),
+            thinking=thinking,
         )
         choices = []
         for copy in range(body.copies):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -14,7 +15,9 @@ from api.http.callers import CLIENT
 from api.http.errors import Unsupported
 from api.http.stream import StreamFormat
 from node.core.errors import BadRequest
+from node.text.grammar import split_mark
 from node.text.sandboxed_encoder import OpenModel
+from node.text.thoughts import thinking_budget
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +44,13 @@ async def prepare(
     check_tokens(model, before, param="context")
     prompt = _after(before, chat, model, body) if before else chat
     prepared = await Prepared.of(request, model, body, answer_id, grammar)
-    use = body.tool_use
-    return prepared, prepared.choices(prompt, reader=lambda: make_reader(use, grammar, model.tokenizer, chat))
+    use, most, thinking = body.tool_use, body.thinking_tokens, None
+    if most is not None and (
+        not grammar or split_mark(grammar)[0]
+    ):  # a grammar from the beginning leaves no room for thoughts
+        thinking = thinking_budget(model.tokenizer, chat, most)
+    reader = partial(make_reader, use, grammar, model.tokenizer, chat)
+    return prepared, prepared.choices(prompt, reader=reader, thinking=thinking)
 
 
 async def encode_chat(

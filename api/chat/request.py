@@ -18,6 +18,13 @@ from node.core.errors import BadRequest
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+class Reasoning(StrictModel):
+    """As OpenRouter has it."""
+
+    effort: Effort | None = None
+    max_tokens: Whole | None = Field(default=None, ge=0, le=MAX_INT)
+
+
 class JsonSchema(StrictModel):
     name: str = Field(pattern=NAME)
     description: str | None = None
@@ -74,6 +81,11 @@ class ChatRequest(GenerationRequest):
     audio: Any = None
     chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=MAX_VARIABLES)
     reasoning_effort: Effort | None = None
+    reasoning: Reasoning = Reasoning()
+    # Maximum tokens of thoughts, by the names of mlx-vlm, of Qwen's API and of vLLM.
+    max_thinking_tokens: Whole | None = Field(default=None, ge=0, le=MAX_INT)
+    thinking_budget: Whole | None = Field(default=None, ge=0, le=MAX_INT)
+    thinking_token_budget: Whole | None = Field(default=None, ge=0, le=MAX_INT)
     verbosity: Verbosity = "medium"
     adapter: Adapter | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
@@ -85,9 +97,16 @@ class ChatRequest(GenerationRequest):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def thinking_tokens(self) -> int | None:
+        """Maximum tokens of thoughts; None: as many as the model likes."""
+        said = (self.max_thinking_tokens, self.thinking_budget, self.thinking_token_budget, self.reasoning.max_tokens)
+        return min((each for each in said if each is not None), default=None)
+
+    @property
     def template_kwargs(self) -> dict[str, Any]:
         """Variables of the template. `reasoning_effort` is one, which some models' templates use."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        said = self.reasoning_effort or self.reasoning.effort
+        effort = {} if said is None else {"reasoning_effort": said}
         return {**effort, **self.chat_template_kwargs}
 
     @property

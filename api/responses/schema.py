@@ -77,6 +77,7 @@ class TextConfig(WithoutNulls):
 class Reasoning(WithoutNulls):
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
+    max_tokens: Whole | None = Field(default=None, ge=0, le=MAX_INT)
 
 
 def _check_count(metadata: Any) -> Any:
@@ -164,6 +165,7 @@ class ResponseRequest(WithoutNulls):
             "top_logprobs": self.logprobs,
             "response_format": self.text.format.for_chat(),
             "reasoning_effort": self.reasoning.effort or given.get("reasoning_effort"),
+            "max_thinking_tokens": self.reasoning.max_tokens,
             "tools": [each.for_chat for each in self._functions],
             "tool_choice": choice if needs_choice else None,
         }

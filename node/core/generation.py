@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -71,6 +72,51 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """How long an answer may think. What it forces depends on the answer's tokens alone, so a session can be replayed."""
+
+    tokens: int
+    """Tokens of thoughts after which they are ended."""
+    begin: tuple[int, ...]
+    """The mark after which thoughts begin; empty: the answer begins with them."""
+    ends: tuple[int, ...]
+    """Tokens that end thoughts: the last one of their end mark, and the first one of a call."""
+    closing: tuple[int, ...]
+    """What ends them: words of the family, if it has some, and the end mark."""
+
+    def forced(self, answer: Sequence[int]) -> int | None:
+        """The token that must come after so much of an answer; None: any."""
+        if len(answer) < self.tokens + len(self.begin):
+            return None
+        start = _end_of(self.begin, answer)
+        if start is None or not 0 <= (closed := len(answer) - start - self.tokens) < len(self.closing):
+            return None
+        thoughts = answer[start : start + self.tokens]
+        return None if any(end in thoughts for end in self.ends) else self.closing[closed]
+
+    def is_over(self, answer: Sequence[int]) -> bool:
+        """Whether it forces nothing any more."""
+        start = _end_of(self.begin, answer)
+        if start is None:
+            return False
+        thoughts, most = answer[start : start + self.tokens], start + self.tokens + len(self.closing)
+        return len(answer) >= most or any(end in thoughts for end in self.ends)
+
+
+def _end_of(part: Sequence[int], tokens: Sequence[int]) -> int | None:
+    """Index behind the first occurrence of `part`; None if there is none."""
+    if not part:
+        return 0
+    start = -1
+    with suppress(ValueError):
+        while True:
+            start = tokens.index(part[0], start + 1)
+            if tuple(tokens[start : start + len(part)]) == tuple(part):
+                return start + len(part)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A gateway's request to a driver."""
 
@@ -91,6 +137,8 @@ class GenerateRequest:
     """Revision of the model whose tokenizer made the prompt; only rings of the same revision serve it."""
     prediction: tuple[int, ...] = ()
     """Tokens of the answer that the client expects; right or wrong, they change only how fast it comes."""
+    thinking: ThinkingBudget | None = None
+    """None: it may think for as long as it likes."""
 
 
 @dataclass(frozen=True, slots=True)

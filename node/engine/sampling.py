@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 
-from node.core.generation import Sampling
+from node.core.generation import Sampling, ThinkingBudget
 from node.text.constraint import Constraint
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -43,11 +43,13 @@ class Draw:
     """Whether the session ends with this token."""
     constraint: Constraint | None = None
     """The tokens that the session's grammar allows; needs the generated tokens of `history`."""
+    thinking: ThinkingBudget | None = None
+    """May force the token; needs them as well. None: there is none, or it is over."""
 
     @property
     def needs_tokens(self) -> bool:
         """Whether the tokens before it must be known."""
-        return self.constraint is not None or self.sampling.penalizes
+        return self.constraint is not None or self.thinking is not None or self.sampling.penalizes
 
     def next(self, token: int = NO_TOKEN) -> "Draw":
         """The input for the token after this one, if that is not the last; and if it is known, or needs not be."""
@@ -194,6 +196,9 @@ def _adjust(row: mx.array, sampling: Sampling, history: History) -> mx.array:
 
 def _allowed(draw: Draw, size: int) -> bytes | None:
     """Bits of the tokens that may come, as in `_forbid`; None: all of them."""
+    forced = draw.thinking.forced(draw.history.generated) if draw.thinking else None
+    if forced is not None:  # a grammar binds after the thoughts only, and reads their tokens then
+        return np.packbits(_set((forced,), size), bitorder="little").tobytes()
     bits = draw.constraint.allowed(draw.history.generated) if draw.constraint else None
     sampling = draw.sampling
     late = sampling.late if draw.position < sampling.min_tokens else ()

@@ -19,7 +19,7 @@ async def generate(
 
     Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring ends or is replaced.
     """
-    _check(driver, request.prompt + request.resume)
+    _check(driver, request.prompt + request.resume + (request.thinking.closing if request.thinking else ()))
     if max(request.prediction, default=0) >= driver.runner.plan.vocabulary:
         request = replace(request, prediction=())  # of a tokenizer with more tokens than the model
     constraint = None

@@ -33,6 +33,8 @@ class Session:
     slot: "Slot | None" = None
     """None while the session waits."""
     finished: bool = False
+    thinks: bool = True
+    """Whether its thinking budget may force a token yet."""
     lost: int = 0
     """Tokens whose KV it had when it lost its slot."""
     sought: bool = False
@@ -163,11 +165,14 @@ class Session:
     def draw(self, guessed: Sequence[int] = ()) -> Draw:
         """The sampler's input for the token after these guesses at the next ones."""
         sampling, prompt, history = self.request.sampling, len(self.request.prompt), History()
-        if sampling.penalizes or self.constraint:
+        thinking = self.request.thinking if self.thinks else None
+        if sampling.penalizes or self.constraint or thinking:
             generated = self.tokens[prompt:]
+            if thinking and thinking.is_over(generated):
+                self.thinks, thinking = False, None
             generated += guessed
             history = History(self.tokens[:prompt] if sampling.penalizes else (), generated)
-        return Draw(sampling, self.generated + len(guessed), history, self.ends_with, self.constraint)
+        return Draw(sampling, self.generated + len(guessed), history, self.ends_with, self.constraint, thinking)
 
     def accept(self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()) -> TokenEvent:
         """Append a sampled token. The event tells whether it is the last."""

@@ -6,8 +6,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from node.core.generation import Sampling
+from node.core.generation import GenerateRequest, Sampling, ThinkingBudget
 from node.engine.sampling import Draw, History, Sampled, begin_draw, score
+from node.ring.session import Session
 from tests.engine.models import sample
 
 LOGITS = [2.0, 1.0, 0.0, -1.0, -2.0]
@@ -241,3 +242,26 @@ def test_log_probabilities_do_not_depend_on_what_may_come():
     one, other = sample(mx.array([LOGITS] * 2), [free, bound], [0, 0], [NONE] * 2)
     assert one.top == other.top
     assert (one.token, other.token) == (0, 3)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_thinking_budget_forces_tokens_whatever_the_logits(temperature):
+    budget = ThinkingBudget(2, (), (4,), (3, 4))
+    sampling = Sampling(temperature=temperature, only=(0, 1))
+    session = Session(GenerateRequest("x", "m", (9,), 8, sampling=sampling, thinking=budget))
+    row = mx.array([[100.0, 0.0, 0.0, 0.0, 0.0]])
+    for _ in range(6):
+        session.accept(begin_draw(row, [session.draw()]).read()[0].token)
+    assert session.tokens == [9, 0, 0, 3, 4, 0, 0]
+    assert not session.draw().needs_tokens, "the thoughts are over"
+    resumed = Session(GenerateRequest("x", "m", (9,), 8, sampling=sampling, thinking=budget, resume=(0, 0, 3)))
+    assert begin_draw(row, [resumed.draw()]).read()[0].token == 4
+
+
+def test_guesses_beyond_a_thinking_budget_are_judged_by_it():
+    budget = ThinkingBudget(2, (), (4,), (3, 4))
+    session = Session(GenerateRequest("x", "m", (9,), 8, sampling=Sampling(temperature=0), thinking=budget))
+    guesses = [0, 0, 0]
+    draws = [session.draw(guesses[:count]) for count in range(4)]
+    drawn = begin_draw(mx.broadcast_to(mx.array([1.0, 0.0, 0.0, 0.0, 0.0]), (4, 5)), draws).read()
+    assert [each.token for each in drawn] == [0, 0, 3, 4]
