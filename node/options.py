@@ -186,7 +186,8 @@ class Options:
     allow_hosts: tuple[str, ...] = _api(
         "--allow-host NAME",
         values.host_name,
-        "further host name by which requests may address this node; repeatable (default: addresses and local names)",
+        "further host name by which requests may address this node; repeatable (default: addresses, local names, and the "
+        "machine's name in its tailnet)",
     )
     """The names are in lower case."""
     ollama_port: int | None = _api(

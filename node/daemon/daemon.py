@@ -69,9 +69,7 @@ class Daemon:
         self._network = Network(options, data, facts, self._report)
         self._agent = self._network.agent
         self._models = Models(options, data.path, self._network, self._compute, pools, sandboxes)
-        self._serving = Serving(
-            options, facts.memory.usable, self._network, self._models, self._compute, pools, sandboxes, recent
-        )
+        self._serving = Serving(options, facts, self._network, self._models, self._compute, pools, sandboxes, recent)
         self._upkeep = Upkeep(pools.upkeep, self._models.catalogue)
 
     async def run(self) -> int:

@@ -11,6 +11,7 @@ from node.host.chip import chip_name
 from node.host.examination import examine_start
 from node.host.firewall import blocked_program
 from node.host.interfaces import hardware_kinds
+from node.host.tailnet import tailnet_name
 from node.options import Options
 
 
@@ -24,11 +25,13 @@ class HostFacts:
     chip: str
     issues: tuple[Issue, ...] = ()
     """Of this machine and of the options; they stay until the next start."""
+    tailnet_name: str = ""
+    """Of this machine, if it is in one."""
 
     @classmethod
     def read(cls, options: Options) -> "HostFacts":
         """Raises DeviceUnavailable if MLX cannot use the device of the options."""
-        kinds, chip, blocked = hardware_kinds(), chip_name(), blocked_program()
+        kinds, chip, blocked, name = hardware_kinds(), chip_name(), blocked_program(), tailnet_name()
         choose_device(options.device)
         device, asked = device_memory(), options.memory
         issues = examine_start(
@@ -39,4 +42,4 @@ class HostFacts:
             allow_sleep=options.allow_sleep,
             is_open=options.open_api and not options.api_keys,
         )
-        return cls(kinds, Memory(memory.total(), memory.usable(device, asked)), chip, tuple(issues))
+        return cls(kinds, Memory(memory.total(), memory.usable(device, asked)), chip, tuple(issues), name)

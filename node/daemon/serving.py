@@ -11,6 +11,7 @@ from node.cluster.control_service import ControlService
 from node.cluster.head import Head
 from node.core.logs import RecentLines
 from node.core.pool import Pools
+from node.daemon.facts import HostFacts
 from node.daemon.models import Models
 from node.daemon.network import Network
 from node.engine.compute import Compute
@@ -33,7 +34,7 @@ class Serving:
     def __init__(
         self,
         options: Options,
-        usable: int,
+        facts: HostFacts,
         network: Network,
         models: Models,
         compute: Compute,
@@ -41,11 +42,11 @@ class Serving:
         sandboxes: SandboxServer,
         recent: RecentLines,
     ) -> None:
-        """`usable`: bytes of memory for models. `recent`: the log of this process."""
+        """`recent`: the log of this process."""
         agent, client = network.agent, network.client
         self._agent, self._models = agent, models
         limits = RingOptions(
-            usable=usable,
+            usable=facts.memory.usable,
             max_queue=options.max_queue,
             max_batch=options.max_batch,
             step_timeout_s=options.step_timeout,
@@ -83,7 +84,7 @@ class Serving:
             self.gateway,
             api_keys=options.api_keys,
             cors_origins=options.cors_origins,
-            names=(socket.gethostname(), *options.allow_hosts),
+            names=(socket.gethostname(), *filter(None, [facts.tailnet_name]), *options.allow_hosts),
             open_api=options.open_api,
             body_limit=options.max_body,
             ollama_port=network.api.ollama_port,

@@ -397,6 +397,25 @@ async def test_a_name_is_called_at_its_near_addresses(monkeypatch, anywhere, cal
     assert known.hint_of("peer").addresses == ("fd00::5", "192.168.1.5")
 
 
+async def test_a_name_is_resolved_anew_while_nobody_answers(monkeypatch):
+    """As after a restart of a router, or on another network."""
+    monkeypatch.setattr(seeking, "GONE_S", 0.0)
+    present = ["192.168.1.5"]
+
+    async def addresses_of(host):
+        return list(present)
+
+    monkeypatch.setattr(seeking, "_addresses_of", addresses_of)
+    client = Client(["192.168.1.7:7001"])
+    known = book(client)
+    async with running(known, ("mini-2.local", 7001)):
+        await until(lambda: len(client.called) > 2)
+        assert known.hint_of("peer") is None
+        present[:] = ["192.168.1.7"]
+        await until(lambda: known.hint_of("peer"))
+    assert known.hint_of("peer").addresses[0] == "192.168.1.7"
+
+
 async def test_a_far_peer_is_not_called_without_a_secret(caplog):
     client = Client()
     async with running(book(client), ("203.0.113.9", 7001)):

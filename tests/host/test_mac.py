@@ -70,11 +70,11 @@ def test_other_systems_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_subprocesses_end_before_metal_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     began = []
-    for name in ("chip_name", "hardware_kinds", "blocked_program", "choose_device", "device_memory"):
+    for name in ("chip_name", "hardware_kinds", "blocked_program", "tailnet_name", "choose_device", "device_memory"):
         monkeypatch.setattr(facts, name, lambda *_, name=name: began.append(name))
     facts.HostFacts.read(Options(name="mini-1"))
     assert began[-2:] == ["choose_device", "device_memory"]
-    assert len(began) == 5
+    assert len(began) == 6
 
 
 # --- ports ------------------------------------------------------------------------------------------------------------
