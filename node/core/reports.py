@@ -90,6 +90,10 @@ class RingTraffic:
     """Requests that it has taken since it began."""
     used_at: int = 0
     """Unix seconds at which it began, or a request last began or ended."""
+    foretold: float = 0.0
+    """Of recent tokens of sessions that had the ring to themselves, the share that was foretold, whether a guess was made or not."""
+    token_ms: float = 0.0
+    """Milliseconds that each of those took; 0 while that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

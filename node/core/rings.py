@@ -46,6 +46,10 @@ class Ring:
     draft: Shard | None = None
     """All layers of a draft model, or an MTP layer, which follows a model's layers: the driver holds them, too. None without one,
     and with one stage."""
+    gain: float = 0.0
+    """How many times as fast as on one node, which could hold the model, a single stream is by estimate. That is why the ring has
+    more stages than it needs; 0 if it is not.
+    """
 
     @property
     def model(self) -> str:

@@ -97,6 +97,8 @@ class Driver:
             recomputed=self._admission.recomputed,
             requests=self._requests,
             used_at=self._used_at,
+            foretold=self._scheduler.alone.foretold,
+            token_ms=self._scheduler.alone.token_ms,
         )
 
     @property
@@ -137,6 +139,7 @@ class Driver:
             raise self._ended
         self._family = self._guessing.family(self._family)
         self._scheduler.keep_to(self._family)
+        self._scheduler.filling.watched = self._guessing.is_watched()
         self._requests += 1
         self._used_at = int(time.time())
         session.memory = self._guessing.memory

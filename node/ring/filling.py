@@ -5,8 +5,8 @@ worth waiting for. Pure.
 from collections.abc import Sequence
 
 from node.core.row_family import RowFamily
+from node.placement.frame_rows import guesses_to_wait_for, most_at, tokens_of_frame
 from node.ring.flight import Step
-from node.ring.frame_rows import guesses_to_wait_for, most_at, tokens_of_frame
 from node.ring.session import Session
 
 SMOOTHING = 0.1
@@ -25,6 +25,8 @@ class Filling:
         self.family = RowFamily()
         self.context = 0
         """Most tokens of a session that the draft model or MTP layer can follow; 0: there is neither."""
+        self.watched = False
+        """Whether a ring with more stages is a choice: then it counts how many guesses would be right, if it makes any or not."""
         self._guess_s = 0.0
         """Seconds that it takes for a guess; 0 before the first."""
         self._token_s = 0.0
@@ -34,6 +36,11 @@ class Filling:
     def ever_guesses(self) -> bool:
         """Whether any step of the ring may have guesses: one stage alone has no use for them in steps of one token."""
         return self._guesses and (self._stages > 1 or self.family.costs[-1][0] > 1)
+
+    @property
+    def follows(self) -> bool:
+        """Whether the sources of guesses follow a session that has its lane to itself."""
+        return self.ever_guesses or (self._guesses and self.watched)
 
     def next_tokens(
         self,

@@ -61,6 +61,8 @@ class Guessing:
     """What all stages have proven of the rows of a step. It is asked at the first request, when all of them are ready; and with
     its answer at each later one, as the costs of the first measurement may be wrong.
     """
+    is_watched: Callable[[], bool] = lambda: False
+    """See Filling.watched. It is asked at each request."""
     memory: PassageMemory = field(default_factory=PassageMemory)
     """What was said in this ring; or in all of the node, so that it outlives rings."""
     failure: str = ""

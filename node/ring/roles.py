@@ -18,9 +18,9 @@ from node.engine.mtp_guesser import MtpGuesser
 from node.engine.runner import Runner
 from node.engine.stage import Stage
 from node.members.address_book import AddressBook
+from node.placement.frame_rows import family_of_ring
 from node.placement.speed import is_slow_wire
 from node.ring.driver import Driver
-from node.ring.frame_rows import family_of_ring
 from node.ring.guessing import Guessing, GuessSource
 from node.ring.lane import sequence_numbers
 from node.ring.limits import RingOptions, limits_of
@@ -92,7 +92,7 @@ class Roles:
             is_last = ring.after(me) == ring.driver
             return Worker(ring, self._compute, runner, open_link, on_ended, is_last=is_last, stored=self._stored)
         is_wire_slow = partial(self._is_wire_slow, part, loaded.stage.weight_bytes)
-        guessing = Guessing(None, is_wire_slow, partial(self._family, part), self._memory, failure=part.lacks)
+        guessing = Guessing(None, is_wire_slow, partial(self._family, part), self._has_others, self._memory, part.lacks)
         if draft and self._options.guesses:
             try:
                 guessing.source = _source(draft, loaded.stage, runner.plan.vocabulary)
@@ -128,6 +128,10 @@ class Roles:
             counts = " or ".join(str(count) for count, _ in family.costs)
             log.info("ring %s: steps of a single session have %s tokens", ring.id, counts)
         return family
+
+    def _has_others(self) -> bool:
+        """Whether there is another node, which a ring might have a stage on."""
+        return len(self._agent.alive()) > 1
 
     def _token_s(self, part: RingPart) -> float:
         """See RingLimits."""

@@ -18,8 +18,10 @@ from node.core.frames import Back, SequenceId
 from node.core.generation import PromptProgress, TokenEvent
 from node.core.row_family import RowFamily
 from node.engine.plan import Plan
+from node.engine.sampling import Sampled
 from node.engine.verdict import Following, RowResult, Verdict
 from node.ring.admission import Admission
+from node.ring.alone import AloneStream
 from node.ring.filling import Filling
 from node.ring.flight import Flight, Step
 from node.ring.lane import Lane, free_rows
@@ -50,6 +52,7 @@ class Scheduler:
         self.guessed = 0
         """Guesses that were compared with the token that was drawn."""
         self.guessed_right = 0
+        self.alone = AloneStream()
         self._steps_since_chunk = 0
 
     def keep_to(self, family: RowFamily) -> None:
@@ -176,12 +179,17 @@ class Scheduler:
 
         Returns the step that the job has begun, if any: it is to be sent.
         """
-        begun, delivered = None, 0
+        begun, delivered, foretold = None, 0, 0
+        lane = self._lane(step)
+        is_alone = lane is not None and lane.only is not None and self._watches
         for slot, result in step.pairs(verdict.results):
             if not slot.gone:
+                foretold += is_alone and isinstance(result, Sampled) and slot.session.next_guess(()) == result.token
                 self._deliver(slot, result)
                 delivered += 1
-        if lane := self._lane(step):
+        if is_alone:
+            self.alone.note(delivered, foretold, seconds)
+        if lane:
             begun = self._settle(lane, step, verdict, delivered)
             self.filling.note_step(step, seconds)
             self.admission.chunk_size.decode_s = seconds
@@ -199,12 +207,17 @@ class Scheduler:
         self.admission.clear_prefills()
         return begun
 
+    @property
+    def _watches(self) -> bool:
+        """Whether there is one session, whose tokens are to be compared with the guesses at them."""
+        return self.filling.follows and self.admission.running + len(self.admission.waiting) == 1
+
     def _learn(self, prefill: Prefill, step: Step) -> None:
         """Sources of guesses learn as many tokens of a prompt as have been computed, so that they know it with the first token
         of its answer: if the session may guess then, as it would have a lane to itself.
         """
         slot, *others = prefill.slots
-        if self.filling.ever_guesses and not (others or slot.evaluation) and prefill.home.slots() == prefill.slots:
+        if self.filling.follows and not (others or slot.evaluation) and prefill.home.slots() == prefill.slots:
             slot.session.learn(len(step.tokens[0]))
 
     def _tell_progress(self, step: Step) -> None:

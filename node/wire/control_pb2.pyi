@@ -309,7 +309,7 @@ class Speed(_message.Message):
     def __init__(self, shard: _Optional[_Union[Shard, _Mapping]] = ..., bytes_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class RingTraffic(_message.Message):
-    __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses", "recomputed", "requests", "used_at")
+    __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses", "recomputed", "requests", "used_at", "foretold", "token_ms")
     RING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +319,8 @@ class RingTraffic(_message.Message):
     RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     USED_AT_FIELD_NUMBER: _ClassVar[int]
+    FORETOLD_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
     ring: str
     running: int
     queued: int
@@ -328,7 +330,9 @@ class RingTraffic(_message.Message):
     recomputed: int
     requests: int
     used_at: int
-    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ..., recomputed: _Optional[int] = ..., requests: _Optional[int] = ..., used_at: _Optional[int] = ...) -> None: ...
+    foretold: float
+    token_ms: float
+    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ..., recomputed: _Optional[int] = ..., requests: _Optional[int] = ..., used_at: _Optional[int] = ..., foretold: _Optional[float] = ..., token_ms: _Optional[float] = ...) -> None: ...
 
 class Path(_message.Message):
     __slots__ = ("to", "address", "rtt_ms", "interface", "kind", "bytes_per_s")
@@ -449,7 +453,7 @@ class StageSpec(_message.Message):
     def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Ring(_message.Message):
-    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends", "retiring", "revision", "kv_bits", "draft")
+    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends", "retiring", "revision", "kv_bits", "draft", "gain")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -461,6 +465,7 @@ class Ring(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     KV_BITS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     stages: _containers.RepeatedCompositeFieldContainer[StageSpec]
@@ -472,7 +477,8 @@ class Ring(_message.Message):
     revision: str
     kv_bits: int
     draft: Shard
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ..., retiring: _Optional[bool] = ..., revision: _Optional[str] = ..., kv_bits: _Optional[int] = ..., draft: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
+    gain: float
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ..., retiring: _Optional[bool] = ..., revision: _Optional[str] = ..., kv_bits: _Optional[int] = ..., draft: _Optional[_Union[Shard, _Mapping]] = ..., gain: _Optional[float] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("model", "code", "message", "hint")

@@ -5,7 +5,7 @@ have other kernels from there on, too, but steps of two cost hardly more than of
 import math
 
 from node.__main__ import start
-from node.ring import frame_rows
+from node.placement import frame_rows
 
 frame_rows.CHEAP = math.inf
 

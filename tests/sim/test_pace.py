@@ -15,9 +15,9 @@ from node.core.rings import Fence
 from node.core.row_family import RowFamily
 from node.engine.sampling import Sampled
 from node.engine.verdict import Verdict
-from node.ring import frame_rows
+from node.placement import frame_rows
+from node.placement.frame_rows import speed
 from node.ring.flight import Step
-from node.ring.frame_rows import speed
 from node.ring.lane import FIRST_NUMBER
 from node.ring.limits import RingLimits
 from node.ring.scheduler import Scheduler

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from node.core.row_family import RowFamily
-from node.ring.frame_rows import family_of_ring, guesses_to_wait_for, speed, tokens_of_frame
+from node.placement.frame_rows import family_of_ring, guesses_to_wait_for, speed, tokens_of_frame
 
 M3_MAX = RowFamily(((1, 1.0), (2, 1.05), (3, 1.15), (4, 1.3), (5, 1.5)))
 M4_PRO = RowFamily(((1, 1.0), (2, 1.15), (3, 1.25), (4, 1.45), (5, 1.6)))
