@@ -79,6 +79,7 @@ def _model(model: Json) -> str:
         shown(requests, model),
         f"{shown(lambda each: format(each['tokens_per_second'], '.1f'), model)} tok/s",
         shown(_guesses, model),
+        shown(_gain, model),
     )
 
 
@@ -98,6 +99,12 @@ def _guesses(model: Json) -> str:
     named = {ring["draft"] for ring in model["rings"] if ring["draft"]}
     drafts = ", ".join(sorted(" (MTP layer)" if each == model["id"] else f" (draft {each})" for each in named))
     return f"{right / made:.0%} of guesses right{drafts}" if made else ""
+
+
+def _gain(model: Json) -> str:
+    """Why a model is on two nodes that fits on one."""
+    gain = max((ring.get("gain") or 0.0 for ring in model["rings"]), default=0.0)
+    return f"together as one stream is {gain:.1f} times as fast" if gain else ""
 
 
 def _table(status: Json, names: dict[str, str], width: int | None) -> list[str]:

@@ -11,6 +11,7 @@ from node.cluster.agent import Agent
 from node.cluster.handover import Handover
 from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
+from node.cluster.spreading import Spreading
 from node.cluster.wanted import WantedModels
 from node.core.clock import in_step, now
 from node.core.errors import ModelBusy, ModelNotFound, NoCapacity, NotReady, PippinError, error_from
@@ -22,6 +23,7 @@ from node.members.membership import MEET_S
 from node.placement.normalize import normalize
 from node.placement.place import Rules, place
 from node.placement.search import CONTEXTS, SESSIONS
+from node.placement.spread import Spread
 from node.placement.unreachable import UnreachablePairs
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ class Head:
         self._max_sessions = max_sessions
         self._max_rings = max_rings
         self._handover = Handover()
+        self._spreading = Spreading()
+        self._spreads: tuple[Spread, ...] = ()
         self._unreachable = UnreachablePairs()
         self._place_once = lru_cache(_CACHED)(place)
         """Cached, as it is called each second with the same arguments, and blocks the event loop up to 50 ms for 7 nodes."""
@@ -188,13 +192,14 @@ class Head:
         self._wanted.note_failed_loads(nodes, view)
         if self._wanted.lacks_spec(existing):
             return
+        specs = self._wanted.specs(self._wanted.models)
+        self._spreads = self._spreading.choose(existing, specs, nodes, at)
         existing = replace(existing, rings=self._with_successors(self._handover.remaining(view), nodes, at))
         with_successor = {model for model, _ in self._successor_at if not ready_rings(view, model)}
         plan = self._place_with_eviction(nodes, existing, self._wanted.loading(view) | with_successor)
         if not plan.refused:
             better = self._place(self._wanted.placeable(), nodes, existing, unmoved=self._handover.warm(at))
             plan = better if self._handover.is_due(better, plan, at) else plan
-        specs = self._wanted.specs(self._wanted.models)
         plan = replace(plan, refused=(*plan.refused, *self._wanted.refusals()), specs=specs)
         is_same = (plan.rings, plan.refused, _wishes(plan)) == (current.rings, current.refused, _wishes(current))
         if not is_same or current.fence.term != self._agent.term or current.head != self._agent.info.id:
@@ -269,6 +274,8 @@ class Head:
             barred=self._wanted.barred(),
             contexts=(self._context,) if self._context else CONTEXTS,
             max_sessions=tuple(range(self._max_sessions, 0, -1)) if self._max_sessions else SESSIONS,
+            spreads=self._spreads,
+            idle=self._spreading.idle,
         )
         existing = Placement(rings=current.rings)
         head, seen, fence = self._agent.info.id, normalize(nodes), self._next_fence()

@@ -115,6 +115,7 @@ def _ring(ring: Ring, peers: dict[str, PeerView]) -> Json:
         "stages": [{"node": stage.node, "start": stage.start, "end": stage.end} for stage in ring.stages],
         "requests": _requests(traffic),
         "draft": ring.draft.model if ring.draft else None,
+        "gain": ring.gain or None,
         "guesses": {  # since the ring began
             "made": made,
             "right": right,

@@ -19,6 +19,7 @@ from node.placement.loaded_layers import rings_of_loaded_layers
 from node.placement.search import CONTEXTS, SESSIONS, Goal, draft_of, find_ring, refusal
 from node.placement.speed import TOO_SLOW, is_quicker, pace, token_ms
 from node.placement.split import boundaries
+from node.placement.spread import Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class Rules:
     """(Model, node) pairs that must not be combined for now."""
     contexts: Sequence[int] = CONTEXTS
     max_sessions: Sequence[int] = SESSIONS
+    spreads: Sequence[Spread] = ()
+    """Models whose rings have a number of stages by choice."""
+    idle: Collection[str] = ()
+    """Those of them that have no request, so that their rings may go before the new one is there."""
 
 
 def place(
@@ -57,8 +62,9 @@ def place(
     rules = rules or Rules()
     models = list({spec.id: spec for spec in models}.values())
     sessions, lengths = sorted(rules.max_sessions, reverse=True), sorted(rules.contexts, reverse=True)
-    goals = [Goal(lengths, sessions[i:], rules.min_stages) for i in range(len(sessions))]
-    goals += [Goal(lengths[i:], sessions[-1:], rules.min_stages) for i in range(1, len(lengths))]
+    chosen = {spread.model: spread.stages for spread in rules.spreads}
+    goals = [Goal(lengths, sessions[i:], rules.min_stages, chosen) for i in range(len(sessions))]
+    goals += [Goal(lengths[i:], sessions[-1:], rules.min_stages, chosen) for i in range(1, len(lengths))]
     best: _Attempt | None = None
     for goal in goals:
         attempt = _Attempt(models, nodes, fence, head, goal, rules, current)
@@ -93,8 +99,10 @@ class _Attempt:
         self._head = head
         self._models, self._nodes, self._fence, self._goal, self._rules = models, nodes, fence, goal, rules
         self._draining = {node.info.id for node in nodes if node.draining}
+        self._count = len(nodes) - len(self._draining)
         self._free = {node.info.id: node.memory.usable for node in nodes}
         self._pace = {spec.id: pace(spec, nodes) for spec in models}
+        self._spreads = {spread.model: spread for spread in rules.spreads}
         old = current.rings if current else ()
         self._drivers = {(ring.model, ring.driver) for ring in old}
         self._existing = {spec.id: self._conforming(spec, old) for spec in models}
@@ -129,7 +137,9 @@ class _Attempt:
             number = sum(each.fence == self._fence for each in self.rings[spec.id]) + 1
             # The name includes the head: two heads of one term, in different partitions, may arrive at the same fence.
             name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}.{self._head}"
-            ring = replace(ring, id=f"{name}-{number}" if number > 1 else name, fence=self._fence)
+            spread = self._spreads.get(spec.id)
+            gain = spread.gain if spread and spread.stages == len(ring.stages) else 0.0
+            ring = replace(ring, id=f"{name}-{number}" if number > 1 else name, fence=self._fence, gain=gain)
         _reserve(self._free, spec, ring)
         self.rings[spec.id].append(ring)
 
@@ -164,8 +174,7 @@ class _Attempt:
         return not self._draining.isdisjoint(ring.nodes)
 
     def _distance(self, spec: ModelSpec, ring: Ring) -> tuple[int, bool, int]:
-        count = len(self._nodes) - len(self._draining)
-        return self._goal.distance(spec, count, len(ring.stages), ring.context)
+        return self._goal.distance(spec, self._count, len(ring.stages), ring.context)
 
     # --- the first ring of a model ------------------------------------------------------------------------------------
 
@@ -184,6 +193,8 @@ class _Attempt:
 
     def _needed_ring(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
         """A new ring if there is none, or the old one should leave its nodes or falls short of the goal; else None."""
+        if old and self._is_by_choice(spec, old):
+            return self._chosen_ring(spec, old)
         found: Ring | None = None
         least = (len(self._nodes) + 1, True) if old is None or self._is_draining(old) else self._distance(spec, old)[:2]
         for room in self._memory_options(spec, old):
@@ -202,15 +213,40 @@ class _Attempt:
         beside_old = dict(self._free)
         if old:
             _reserve(beside_old, spec, old)
-        beside_all = dict(beside_old)
-        for each in self._models:
-            for ring in self._existing[each.id]:
-                if _fits(each, ring, beside_all):
-                    _reserve(beside_all, each, ring)
-        yield beside_all
+        yield self._beside(self._models, beside_old)
         yield beside_old
         if old:
             yield dict(self._free)
+
+    def _beside(self, models: Iterable[ModelSpec], free: Mapping[str, int]) -> dict[str, int]:
+        """The free bytes of each node next to the existing rings of these models."""
+        left = dict(free)
+        for spec in models:
+            for ring in self._existing[spec.id]:
+                if _fits(spec, ring, left):
+                    _reserve(left, spec, ring)
+        return left
+
+    def _is_by_choice(self, spec: ModelSpec, old: Ring) -> bool:
+        """Whether an old ring would stay but for the number of stages that the model's rings are to have by choice."""
+        needed = replace(self._goal, chosen={}).distance(spec, self._count, len(old.stages), old.context)[:2]
+        return self._distance(spec, old)[0] > 0 and needed == (0, False) and not self._is_draining(old)
+
+    def _chosen_ring(self, spec: ModelSpec, old: Ring) -> Ring | None:
+        """A ring of the chosen number of stages and the old one's context, as requests move between them: beside all others, or in
+        place of the model's own while it has no request.
+        """
+        goal = replace(self._goal, contexts=(old.context,))
+        spread = self._spreads[spec.id]
+        nodes = [node for node in self._usable(spec) if not spread.nodes or node.info.id in spread.nodes]
+        rooms = [next(self._memory_options(spec, old))]
+        if spec.id in self._rules.idle:
+            rooms.append(self._beside([each for each in self._models if each is not spec], self._free))
+        for room in rooms:
+            ring = self._search(spec, nodes, room, goal)
+            if ring and self._distance(spec, ring)[:2] == (0, False):
+                return ring
+        return None
 
     def _quicker_ring(self, spec: ModelSpec, old: Ring) -> Ring | None:
         """A ring that is as good otherwise and much quicker, in memory and on nodes that need not be freed first."""

@@ -1,7 +1,7 @@
 """Searches the best ring for one model on given nodes, or explains in numbers why there is none. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from node.core.models import ModelSpec, Shard
 from node.core.reports import NodeReport
@@ -27,6 +27,8 @@ class Goal:
     sessions: Sequence[int]
     """In descending order, like `contexts`."""
     min_stages: int
+    chosen: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Stages of the rings of models that are to have neither more nor less, by choice."""
 
     def contexts_for(self, spec: ModelSpec) -> list[int]:
         """Contexts to try for a model, longest first: a user's wish alone; the model's maximum if all exceed it."""
@@ -36,9 +38,10 @@ class Goal:
 
     def distance(self, spec: ModelSpec, nodes: int, stages: int, context: int) -> tuple[int, bool, int]:
         """Distance of a ring from the ideal; tuples are compared, less is better."""
-        spread = min(spec.wish.stages or self.min_stages, nodes, len(spec.cuts) + 1)
+        chosen = self.chosen.get(spec.id)
+        spread = min(chosen or spec.wish.stages or self.min_stages, nodes, len(spec.cuts) + 1)
         useful = min(USEFUL_CONTEXT, self.contexts_for(spec)[0])
-        return (max(0, spread - stages), context < useful, stages)
+        return (abs(spread - stages) if chosen else max(0, spread - stages), context < useful, stages)
 
 
 def find_ring(

@@ -27,14 +27,14 @@ def boundaries(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def latency(order: Order) -> float:
-    """Milliseconds that one token spends on the wire per round; infinite if two neighbours cannot reach each other.
+    """`wire_ms`, rounded to half a millisecond: smaller differences are noise, and must not decide which node is the driver."""
+    exact = wire_ms(order)
+    return round(2 * exact) / 2 if isfinite(exact) else exact
 
-    Rounded to half a millisecond: smaller differences are noise, and must not decide which node is the driver.
-    """
-    if len(order) == 1:
-        return 0.0
-    round_ms = sum(_rtt(a, b) for a, b in pairwise((*order, order[0])))
-    return round(round_ms) / 2 if isfinite(round_ms) else round_ms
+
+def wire_ms(order: Order) -> float:
+    """Milliseconds that one token spends on the wire per round; infinite if two neighbours cannot reach each other."""
+    return sum(_rtt(a, b) for a, b in pairwise((*order, order[0]))) / 2 if len(order) > 1 else 0.0
 
 
 def best_orders(

@@ -57,6 +57,11 @@ def test_right_guesses_of_all_rings(status):
     assert render(status).splitlines()[1].endswith("80% of guesses right (draft small)")
 
 
+def test_why_two_nodes_have_a_model_that_fits_on_one(status):
+    status["models"][0]["rings"][0]["gain"] = 1.42
+    assert render(status).splitlines()[1].endswith("together as one stream is 1.4 times as fast")
+
+
 def test_replicas_are_counted_as_rings(status):
     status["models"][0]["rings"].append(ring("d4"))
     assert "64 layers in 2 rings on 4 nodes" in render(status)

@@ -54,6 +54,8 @@ class World:
         self.min_stages = 1
         self.max_queue = 64
         self.step_s = 0.01
+        self.rtt_ms: float | None = None
+        """What nodes tell of the paths between them; None: they have not measured these."""
         self.trimmable = self.rng.random() < 0.7
         self.guesses = True
         self.computed = 0

@@ -292,7 +292,12 @@ class Process:
             speeds=self.rings.speeds(),
             kv_budget=self.kv.store.budget,
             kv_uncopied=self.copies.behind,
+            paths=self._paths(),
         )
+
+    def _paths(self) -> tuple[Path, ...]:
+        names = self.world.machines if self.world.rtt_ms is not None else ()
+        return tuple(Path(name, "", self.world.rtt_ms or 0.0) for name in names if name != self.name)
 
     def _keeper(self, before: str) -> Keeper | None:
         """Nothing measures the paths of this world."""
