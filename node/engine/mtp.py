@@ -6,7 +6,7 @@ With E the embedding of the next token, and h the hidden states that the model's
     x = projection([norm_e(E); norm_h(h)])        (MiMo: [norm_h(h); norm_e(E)])
     logits = LM head(norm(layer(x)))              with the model's own embedding and LM head
 
-(DeepSeek-V3, arXiv:2412.19437, section 2.2; Qwen3-Next, GLM-4.5 and MiMo use the same form.) `layer` is one of the model's own
+(DeepSeek-V3, arXiv:2412.19437, section 2.2; Qwen3-Next, GLM-4.5, MiMo and Step-3.5 use the same form.) `layer` is one of the model's own
 kind. So it is loaded as a model of the family with that one layer, whose embedding is replaced by the projection: formats,
 attention and caches are mlx-lm's. What mlx-lm's `sanitize` drops, it gets here as tensors of layer 0.
 """
@@ -38,7 +38,9 @@ _CHANGES: Mapping[str, Any] = {
     "mlp_only_layers": [],
 }
 """Make the only layer one of the kind of the MTP layer: attention to all, and experts if the model has any."""
-_SHARED = ("embed_tokens.", "shared_head.head.", "shared_head.output.")
+_BY_LAYER = ("layer_types", "rope_theta", "partial_rotary_factors", "swiglu_limits", "swiglu_limits_shared")
+"""Lists that may have an entry for each layer, those of MTP behind the model's own: then the only layer gets the first of these."""
+_SHARED = ("embed_tokens.", "shared_head.head.", "shared_head.output.", "transformer.shared_head.output.")
 """Copies of the model's own embedding and LM head in checkpoints."""
 
 
@@ -94,11 +96,18 @@ _MIMO = Family(
     hidden_first=True,
     takes_normed=False,
 )
+_STEP = Family(
+    ("model.layers.{layers}.",),
+    *("", "enorm", "hnorm", "eh_proj", "transformer.shared_head.norm"),
+    takes_normed=False,
+    zero_centred=True,
+)
 _PLAIN = Family(("mtp.",), "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"), _DEEPSEEK),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next"), _QWEN),
     "mimo": _MIMO,
+    "step3p5": _STEP,
     "llama": _PLAIN,
 }
 """By architecture. The built-in model's is named as Qwen's, with plain norms; no published Llama has one."""
@@ -163,9 +172,15 @@ def find_mtp(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> 
     # An empty beginning is that of a folder with nothing but the layer.
     rest = {name: family.renamed(name[len(begin) :]) for name in tensors if name.startswith(begin)}
     names = {name: new for name, new in rest.items() if new}
-    raw = any(name.endswith("conv1d.weight") and tensor.shape[-1] != 1 for name, tensor in tensors.items())
+    # What is not converted has convolutions of another shape, or experts of another name.
+    raw = any(
+        (name.endswith("conv1d.weight") and tensor.shape[-1] != 1) or ".moe." in name
+        for name, tensor in tensors.items()
+    )
     copies = frozenset(rest.keys() - names.keys())
-    return Mtp(family, layers, _one_layer(config, family, begin), names, copies, not begin, family.zero_centred and raw)
+    return Mtp(
+        family, layers, _one_layer(config, family, begin, layers), names, copies, not begin, family.zero_centred and raw
+    )
 
 
 def _base(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,14 +192,23 @@ def _base(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "model_type": kinds[bool(part.get("num_experts"))]}
 
 
-def _one_layer(config: Mapping[str, Any], family: Family, begin: str) -> dict[str, Any]:
-    one = {**config, **_CHANGES}
+def _one_layer(config: Mapping[str, Any], family: Family, begin: str, layers: int) -> dict[str, Any]:
+    one = {**config, **_CHANGES, **_own_entries(config, layers)}
     if isinstance(text := config.get("text_config"), Mapping):
-        one = {**config, "text_config": {**text, **_CHANGES}}
+        one = {**config, "text_config": {**text, **_CHANGES, **_own_entries(text, layers)}}
     for key in ("quantization", "quantization_config"):
         if isinstance(settings := config.get(key), Mapping):
             one[key] = _own_settings(settings, family, begin)
     return one
+
+
+def _own_entries(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """What a config says of the MTP layer, as of the only one."""
+    lists = {key: value for key in _BY_LAYER if isinstance(value := config.get(key), list) and len(value) > layers}
+    own: dict[str, Any] = {key: [value[layers]] for key, value in lists.items()}
+    if isinstance(experts := config.get("moe_layers_enum"), str):  # the numbers of the layers with experts
+        own["moe_layers_enum"] = "0" if str(layers) in experts.split(",") else ""
+    return own
 
 
 def _own_settings(settings: Mapping[str, Any], family: Family, begin: str) -> dict[str, Any]:

@@ -20,15 +20,32 @@ MIMO = {
     "begin": "model.mtp_layers.0.", "layer": "", "e": "token_layernorm", "h": "hidden_layernorm", "p": "input_proj",
     "n": "final_layernorm",
 }  # fmt: skip
+STEP = PAST | {"n": "transformer.shared_head.norm"}
 NAMES: dict[str, dict[str, str]] = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"), PAST),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next", "llama"), MTP),
     "mimo": MIMO,
+    "step3p5": STEP,
 }
 """How the checkpoints of each family name the layer's tensors."""
 ONE: dict[str, Any] = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "full_attention_interval": 1}
 """Makes the only layer of a model one of the kind of the MTP layer: attention to all, and experts if the model has any."""
-SHIFTED = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+SHIFTED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "step3p5")
+MORE: dict[str, dict[str, Any]] = {
+    "step3p5": {
+        "layer_types": ["full_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "rope_theta": [10000.0, 10000.0, 500.0, 10000.0, 500.0],
+        "partial_rotary_factors": [0.5, 0.5, 1.0, 0.5, 1.0],
+        "attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 2},
+        "swiglu_limits_shared": [0.0, 0.0, 0.0, 0.0, 0.5],
+    }
+}
+"""What configs say of each layer, the MTP layer behind the model's own."""
+OWN: dict[str, dict[str, Any]] = {
+    "step3p5": {key: value[-1:] for key, value in MORE["step3p5"].items() if isinstance(value, list)}
+    | {"moe_layers_enum": ""}
+}
+"""The same of a model with that layer alone, which has no experts."""
 
 
 class Reference:
@@ -36,7 +53,7 @@ class Reference:
 
     def __init__(self, name: str, config: dict[str, Any]) -> None:
         text = config.get("text_config")
-        one = config | ({"text_config": text | ONE} if text else ONE)
+        one = config | ({"text_config": text | ONE} if text else ONE) | OWN.get(name, {})
         part = one.get("text_config", one)
         mx.random.seed(11)
         model = build(one)
@@ -44,7 +61,8 @@ class Reference:
         self.model = model
         width, self._eps = part["hidden_size"], part["rms_norm_eps"]
         self._hidden_first = name == "mimo"
-        self.takes_normed = name != "mimo"
+        self.takes_normed = name not in ("mimo", "step3p5")
+        self._window = one["sliding_window"] if name == "step3p5" else None
         self.own = {
             "e": 1 + 0.1 * mx.random.normal((width,)),
             "h": 1 + 0.1 * mx.random.normal((width,)),
@@ -59,7 +77,7 @@ class Reference:
         """Of the layer, before its last norm [1, length, width]."""
         both = [self._norm(embedded, "e"), self._norm(hidden, "h")]
         x = mx.concatenate(both[::-1] if self._hidden_first else both, axis=-1) @ self.own["p"].T
-        mask = create_attention_mask(x, None, return_array=True)
+        mask = create_attention_mask(x, None, self._window, return_array=True)
         layer = self.model.layers[0]
         y = layer(x, mask, None)
         return y[0] if isinstance(y, tuple) else y
@@ -72,9 +90,10 @@ class Reference:
 def mtp_model(name: str, *, raw: bool, bits: int = 0) -> tuple[Path, Reference]:
     """A model with an MTP layer; `raw`: as its authors publish it, else as mlx-lm converts it."""
     directory = SHARED / f"mtp-{name.replace('/', '-')}-{raw}-{bits}"
-    reference = Reference(name, CONFIGURATIONS[name])
+    config = CONFIGURATIONS[name] | MORE.get(name, {})
+    reference = Reference(name, config)
     if not directory.exists():
-        write_model(directory, CONFIGURATIONS[name], bits=bits)
+        write_model(directory, config, bits=bits)
         if raw and name in FORMATS:
             to_checkpoint(directory, name)
         held = dict(mx.load(str(directory / "model.safetensors")))
@@ -108,8 +127,9 @@ def tensors_of(name: str, reference: Reference, *, raw: bool, bits: int = 0) -> 
         out = {tensor: value - 1 if value.ndim == 1 and "norm" in tensor else value for tensor, value in out.items()}
     if bits:
         out = quantised(out, bits)
-    if names is PAST:  # copies of the model's own, as checkpoints have them
-        out |= {f"{names['begin']}{each}.weight": mx.zeros((2, 2)) for each in ("embed_tokens", "shared_head.head")}
+    if names in (PAST, STEP):  # copies of the model's own, as checkpoints have them
+        head = "shared_head.head" if names is PAST else "transformer.shared_head.output"
+        out |= {f"{names['begin']}{each}.weight": mx.zeros((2, 2)) for each in ("embed_tokens", head)}
     mx.eval(out)
     return out
 

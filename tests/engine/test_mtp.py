@@ -82,7 +82,7 @@ def session(name: str, seed: int = 5, length: int = 60) -> Session:
     return Session(name, [rng.randrange(90) for _ in range(length)])
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "mimo"])
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "mimo", "step3p5"])
 def test_chunks_and_guesses_change_nothing(name: str) -> None:
     one = session(name)
     whole = one.guess(one.guesser(39), 40)
