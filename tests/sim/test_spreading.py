@@ -74,5 +74,4 @@ def test_nodes_that_die_meanwhile_cost_no_answer(seed):
             assert world.until(lambda: all(map(world.ended, world.asks)), 100.0)
             world.machines[victim].start()
             assert world.until(lambda: shapes(world) == [1, 1], 60.0)
-            ask_until(world, lambda: False, 1, 130.0)  # it pauses after what has gone wrong
-            assert world.until(lambda: all(map(world.ended, world.asks)), 100.0)
+            world.run(130.0)  # it pauses after what has gone wrong
