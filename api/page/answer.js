@@ -24,6 +24,12 @@ export class AnswerClock {
     this.progress = comment.startsWith("prompt: ") ? comment : "";
   }
 
+  /** How much of the prompt is computed, from 0 to 1; null if nothing tells it. */
+  promptShare() {
+    const [, done, total] = /(\d+) of (\d+) tokens/.exec(this.#first === null ? this.progress : "") ?? [];
+    return total ? Number(done) / Number(total) : null;
+  }
+
   silence() {
     return performance.now() - this.#last;
   }

@@ -162,6 +162,9 @@ export class ChatView {
     const { model } = answer;
     const node = this.messages.lastElementChild?.querySelector(".pause");
     if (!node || answer !== this.#chat.messages.at(-1)) return;
+    const share = clock.promptShare();
+    node.nextElementSibling.hidden = share === null;
+    node.nextElementSibling.value = share ?? 0;
     const waits = clock.silence() > PAUSE_MS;
     const reason = waits ? this.waitingFor(model) : "";
     const begun = answer.content || answer.reasoning;
@@ -226,6 +229,7 @@ export class ChatView {
       element("details", { class: "reasoning", hidden: true }, element("summary"), text()),
       text(),
       element("p", { class: "pause quiet", role: "status" }),
+      element("progress", { max: "1", hidden: true, "aria-label": "How far the prompt is" }),
       element("p", { class: "error", role: "alert" }),
       element(
         "p",
@@ -247,12 +251,13 @@ export class ChatView {
     }
     const isLast = index === this.#chat.messages.length - 1;
     const isRunning = isLast && this.#running !== null;
-    const [reasoning, text, pause, error, actions] = node.children;
+    const [reasoning, text, pause, bar, error, actions] = node.children;
     reasoning.hidden = !message.reasoning;
     if (message.reasoning) showReasoning(reasoning, message);
     renderMarkdown(text, message.content);
     text.classList.toggle("growing", isRunning);
     if (!isRunning) setText(pause, "");
+    bar.hidden ||= !isRunning || Boolean(message.content || message.reasoning);
     setText(error, message.error ?? "");
     actions.hidden = isRunning;
     setText(actions.querySelector(".figures"), figures(message));

@@ -1,7 +1,7 @@
 // Asks before a model is deleted from the node's disk, and again if other programs have put some of it there.
 
 import { removeModel } from "./api.js";
-import { byId, setText } from "./elements.js";
+import { byId, setMarked, setText } from "./elements.js";
 
 export class DeleteDialog {
   #model = "";
@@ -19,7 +19,7 @@ export class DeleteDialog {
     this.#isOthers = false;
     setText(byId("delete-title"), `Delete ${model}?`);
     setText(byId("delete-text"), `Its files go from the disk of ${node}. Other nodes keep theirs.`);
-    setText(byId("delete-error"), "");
+    setMarked(byId("delete-error"), "");
     setText(byId("delete-model"), "Delete");
     byId("delete-dialog").showModal();
   }
@@ -31,7 +31,7 @@ export class DeleteDialog {
       this.changed();
     } catch (error) {
       if (this.failed(error)) return;
-      setText(byId("delete-error"), error.message);
+      setMarked(byId("delete-error"), error.message);
       this.#isOthers = error.code === "model_not_fetched";
       setText(byId("delete-model"), this.#isOthers ? "Delete it all the same" : "Try again");
     }

@@ -4,7 +4,7 @@ import { loadModel, searchHub, unloadModel } from "./api.js";
 import { loadingOf, modelFigures, namesOf } from "./cluster.js";
 import { DeleteDialog } from "./delete.js";
 import { Downloads } from "./downloads.js";
-import { element, keyed, setText } from "./elements.js";
+import { element, keyed, setMarked, setText } from "./elements.js";
 import { bytes } from "./units.js";
 
 const TYPED_MS = 400; // after the last key, until the hub is asked
@@ -17,6 +17,7 @@ export class ModelsView {
   #status = { nodes: [], models: [], self: "" };
   #onHub = []; // what the hub has found
   #errors = new Map(); // what went wrong with each model
+  #asked = new Set(); // models of which the cluster has not yet said whether it does as the user wants
   #typing = 0;
   #search = element("input", { type: "search", id: "find-model", spellcheck: "false", autocomplete: "off" });
   #hubText = element("p", { class: "quiet", role: "status" });
@@ -31,7 +32,7 @@ export class ModelsView {
     const changed = () => this.#redraw();
     this.downloads = new Downloads({ changed, failed: (model, error) => this.#failed(model, error) });
     this.deletion = new DeleteDialog({ changed, failed: onError });
-    this.#search.placeholder = "A short name, or a part of a model's name";
+    this.#search.placeholder = "Short name, or part of a name";
     this.#search.addEventListener("input", () => this.#look());
     const find = element("label", {}, element("h2", {}, "Get a model"), this.#search);
     const shelf = element("h2", {}, "On disk and in memory");
@@ -81,12 +82,15 @@ export class ModelsView {
 
   async #run(model, action) {
     this.#errors.delete(model);
+    this.#asked.add(model);
     this.#redraw();
     try {
       await action();
     } catch (error) {
       this.#failed(model, error);
     }
+    this.#asked.delete(model);
+    this.#redraw();
   }
 
   #failed(model, error) {
@@ -140,14 +144,14 @@ export class ModelsView {
   #make({ id }) {
     const button = (name, onclick) => element("button", { type: "button", class: `plain small ${name}`, onclick });
     const quiet = () => element("p", { class: "quiet" });
-    const number = (label, name) => element("label", {}, label, element("input", { type: "number", name, min: "1" }));
+    const number = (label, name) => element("label", {}, label, element("input", { type: "number", name, min: "1", placeholder: "automatic" }));
     const load = (how) => this.#run(id, () => loadModel(id, how));
     const how = element(
       "form",
       { class: "how", onsubmit: (event) => (event.preventDefault(), load(wishOf(event.target))) },
       number("On at least so many nodes", "stages"),
       number("Context in tokens", "context"),
-      element("button", { type: "submit", class: "small" }, "Load so"),
+      element("button", { type: "submit" }, "Load so"),
     );
     const named = (text, node) => (node.append(text), node);
     return element(
@@ -166,7 +170,7 @@ export class ModelsView {
         named("Chat", button("talk", () => this.onTalk(id))),
         named("Load", button("load", () => load({}))),
         named("Unload", button("unload", () => this.#run(id, () => unloadModel(id)))),
-        button("pull", () => this.#run(id, () => this.downloads.toggle(id))),
+        button("pull", () => (this.#errors.delete(id), this.downloads.toggle(id))),
         named("Delete", button("remove", () => this.deletion.ask(id, this.#nodeName()))),
       ),
       element("details", {}, element("summary", { class: "quiet" }, "Stages and context"), how),
@@ -190,11 +194,13 @@ export class ModelsView {
     setText(reason, model.reason);
     const loading = loadingOf(this.#status, model.id);
     const figures = placed?.rings.length ? modelFigures(placed) : "";
-    setText(progress, download?.text ?? (loading || figures));
+    const isAsked = this.#asked.has(model.id);
+    setText(progress, download?.text ?? (loading || (isAsked ? "Asking the cluster …" : figures)));
     bar.hidden = !download;
     bar.value = download?.share ?? 0;
     bar.setAttribute("aria-label", download?.text ?? "");
-    setText(error, this.#errors.get(model.id) ?? "");
+    setMarked(error, this.#errors.get(model.id) ?? "");
+    for (const button of [...buttons.children].slice(1, 3)) button.disabled = isAsked;
     const [talk, load, unload, pull, remove] = buttons.children;
     talk.hidden = !model.nodes.length && !placed;
     load.hidden = inMemory;

@@ -7,6 +7,7 @@ const WIDTH = 440;
 const X = WIDTH / 2;
 const MANY = 6; // nodes, above which they are drawn smaller
 const LONGEST = 18; // characters of a name
+const NAME = [50, 42]; // half the width, and the height, of what stands below a node
 
 export class Topology {
   #links = svg("g", { class: "links" });
@@ -29,17 +30,23 @@ export class Topology {
 
   /** `names`: of the nodes, by id. `colourOf(id)`: number of its colour. `isGone(node)`: whether it is away. */
   show(status, names, colourOf, isGone) {
-    const place = placesOf(status.nodes.length);
-    const stations = status.nodes.map((node, at) => ({ node, at, ...place.at(at) }));
-    this.drawing.setAttribute("viewBox", `0 0 ${WIDTH} ${place.height}`);
+    const stages = servingStages(status.models);
+    const { ringed, spare } = parted(status.nodes, stages);
+    const place = placesOf(ringed.length);
+    const row = rowOf(spare.length, place.height);
+    const stations = [
+      ...ringed.map((node, at) => ({ node, at, radius: place.radius, ...place.at(at) })),
+      ...spare.map((node, at) => ({ node, at: -1, radius: row.radius, ...row.at(at) })),
+    ];
+    this.drawing.setAttribute("viewBox", `0 0 ${WIDTH} ${row.height}`);
     const hops = hopsOf(status.models, new Map(stations.map((each) => [each.node.id, each])), place);
     keyed(this.#links, hops, ({ key }) => key, makeLink, showLink);
-    const labels = hops.filter(({ label }) => label);
+    const labels = hops.filter(({ isRead }) => isRead);
     keyed(this.#labels, labels, ({ key }) => key, makeLabel, showLabel);
     keyed(this.#nodes, stations, ({ node }) => node.id, makeStation, (group, station) => {
       const gone = isGone(station.node);
       group.setAttribute("class", `station colour-${colourOf(station.node.id)}${gone ? " gone" : ""}`);
-      showStation(group, station, place, names.get(station.node.id), gone);
+      showStation(group, station, names.get(station.node.id), gone, stages.get(station.node.id) ?? station.node.layers);
     });
     this.#showCentre(status.models, place);
     setText(this.#title, inWords(stations, hops, names));
@@ -56,6 +63,34 @@ export class Topology {
   }
 }
 
+/** The nodes that serve in rings, and the others: dead ones, those to spare. If there is no ring, all stand in the ring. */
+function parted(nodes, stages) {
+  const ringed = nodes.filter(({ id }) => stages.has(id));
+  return ringed.length ? { ringed, spare: nodes.filter(({ id }) => !stages.has(id)) } : { ringed: nodes, spare: [] };
+}
+
+/** What each node has of the rings that serve, by its id; the layers of rings that go are left out. */
+function servingStages(models) {
+  const stages = new Map();
+  for (const { rings } of models) {
+    for (const stage of rings.filter(({ state }) => state !== "retiring").flatMap((ring) => ring.stages)) {
+      stages.set(stage.node, [...(stages.get(stage.node) ?? []), stage]);
+    }
+  }
+  return stages;
+}
+
+/** Where nodes stand that are in no ring: in rows below `top`. */
+function rowOf(count, top) {
+  const [radius, across] = [22, Math.min(count, 4)];
+  const at = (index) => {
+    const inRow = Math.min(across, count - across * Math.floor(index / across));
+    const x = X + ((index % across) - (inRow - 1) / 2) * (WIDTH / 4);
+    return { x, y: top + radius + 14 + 96 * Math.floor(index / across), angle: 0 };
+  };
+  return { radius, at, height: top + (count ? 96 * Math.ceil(count / across) : 0) };
+}
+
 /** Where the nodes stand: `at(index)` gives {x, y, angle}, clockwise from the left or the top; `along` a link's angles. */
 function placesOf(count) {
   const radius = count > MANY ? 24 : 34;
@@ -69,42 +104,52 @@ function placesOf(count) {
   const at = (index) => on(first + index * step);
   const lowest = Math.max(...Array.from({ length: count }, (_, index) => at(index).y)) + radius + 40;
   const height = Math.max(lowest, centre + ry + 24);
-  return { height, middle: centre, radius, rx, ry, on, gap, step, centre, at };
+  return { count, height, middle: centre, radius, rx, ry, on, gap, step, centre, at };
 }
 
-/** The hops of all rings that serve, each {key, path, label, x, y, flows, colour}. */
+/** The hops of all rings that serve, with their paths and what is said of their links; one for rings that share it. */
 function hopsOf(models, stations, place) {
-  return models.flatMap((model) =>
-    model.rings
-      .filter(({ state, stages }) => state !== "retiring" && stages.length > 1)
-      .flatMap((ring) =>
-        ring.stages.map((stage, at) => {
-          const from = stations.get(stage.node);
-          const to = stations.get(ring.stages[(at + 1) % ring.stages.length].node);
-          return from && to ? hop(`${ring.id} ${at}`, from, to, ring, place) : null;
-        }),
-      )
-      .filter(Boolean),
-  );
+  const hops = new Map();
+  const rings = models.flatMap((model) => model.rings).filter(({ state, stages }) => state !== "retiring" && stages.length > 1);
+  for (const { stages, requests } of rings) {
+    stages.forEach((stage, at) => {
+      const [from, to] = [stations.get(stage.node), stations.get(stages[(at + 1) % stages.length].node)];
+      if (!from || !to) return;
+      const key = `${stage.node} ${to.node.id}`;
+      const flows = requests.running > 0 || (hops.get(key)?.flows ?? false);
+      hops.set(key, { ...hop(from, to, place), key, flows });
+    });
+  }
+  return [...hops.values()];
 }
 
-function hop(key, from, to, ring, place) {
-  const isNext = (from.at + 1) % stationsOf(place) === to.at;
+function hop(from, to, place) {
+  const isNext = from.at >= 0 && (from.at + 1) % place.count === to.at;
   const { path, x, y } = isNext ? arc(from, to, place) : across(from, to, place);
   const link = from.node.link?.to === to.node.id ? from.node.link : null;
   const rate = link?.bytes_per_second ? `${bytes(link.bytes_per_second)}/s` : "";
   const label = link ? [`${link.rtt_ms.toFixed(1)} ms`, rate].filter(Boolean) : null;
-  return { key, path, x, y, label, kind: link?.kind ?? "", flows: ring.requests.running > 0, from: from.node.id, to: to.node.id };
+  const isRead = label && isNext; // inside, it would be on the figures; the node's card has it, too
+  return { path, x, y, label, isRead, kind: link?.kind ?? "", from: from.node.id, to: to.node.id };
 }
 
-const stationsOf = ({ step }) => Math.round((2 * Math.PI) / step);
-
 /** Along the ring, to the next node. */
-function arc(from, to, { on, gap, rx, ry, step }) {
-  const [begin, end] = [from.angle + gap(from.angle), from.angle + step - gap(to.angle)];
+function arc(from, to, place) {
+  const { on, rx, ry, step } = place;
+  const [begin, end] = [from.angle + clear(from, 1, place), from.angle + step - clear(to, -1, place)];
   const [one, other, middle] = [on(begin), on(end), on((begin + end) / 2)];
   const path = `M${point(one)}A${rx} ${ry} 0 ${end - begin > Math.PI ? 1 : 0} 1 ${point(other)}`;
   return { path, x: middle.x, y: middle.y };
+}
+
+/** The angle from a node at which a link is beside its disc, and not behind its name. */
+function clear({ x, y, angle }, direction, { on, gap, radius, step }) {
+  let from = gap(angle);
+  for (; from < step / 3; from += 0.02) {
+    const end = on(angle + direction * from);
+    if (Math.abs(end.x - x) > NAME[0] || end.y < y + radius / 2 || end.y > y + radius + NAME[1]) break;
+  }
+  return from;
 }
 
 /** Through the inside, to any node. */
@@ -147,7 +192,7 @@ function makeStation() {
   return svg("g", {}, ring("disc"), ring("track"), ring("memory-share"), text("what"), text("layers-text"), text("name"), text("chip"));
 }
 
-function showStation(group, { node, x, y }, { radius }, name, gone) {
+function showStation(group, { node, x, y, radius }, name, gone, held) {
   const [disc, track, share, what, layers, label, chip] = group.children;
   for (const [circle, r] of [[disc, radius - 5], [track, radius], [share, radius]]) {
     for (const [key, value] of Object.entries({ cx: x, cy: y, r })) circle.setAttribute(key, value.toFixed(1));
@@ -155,14 +200,16 @@ function showStation(group, { node, x, y }, { radius }, name, gone) {
   share.setAttribute("transform", `rotate(-90 ${point({ x, y })})`);
   const { usable, used } = node.memory;
   share.setAttribute("stroke-dasharray", `${usable && !gone ? Math.min((100 * used) / usable, 100).toFixed(1) : 0} 200`);
-  const ranges = node.layers.map(span);
+  const total = held.reduce((sum, { start, end }) => sum + end - start, 0);
+  const layersText = held.length > 1 ? `${total} layers` : held.length ? span(held[0]) : "–";
   const at = (text, dy, said) => {
     text.setAttribute("x", x.toFixed(1));
     text.setAttribute("y", (y + dy).toFixed(1));
     setText(text, said);
   };
-  at(what, -7, gone || !ranges.length ? "" : ranges.length === 1 ? "layers" : `${ranges.length} models`);
-  at(layers, ranges.length ? 10 : 5, gone ? "✕" : ranges.length > 1 ? ranges.slice(0, 2).join(", ") : (ranges[0] ?? "–"));
+  at(what, -7, gone || !held.length ? "" : held.length === 1 ? "layers" : `${held.length} models`);
+  at(layers, held.length && !gone ? 10 : 5, gone ? "✕" : layersText);
+  layers.classList.toggle("long", held.length > 1);
   at(label, radius + 18, short(name));
   at(chip, radius + 33, gone ? node.state : short(node.chip));
 }

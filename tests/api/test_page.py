@@ -152,9 +152,11 @@ async def test_how_far_a_long_prompt_is(serve, tab, backend):
     await tab.until("document.querySelector('#model').value")
     await ask(tab, "Hello")
     await tab.until("document.querySelector('.pause').innerText === 'prompt: 1280 of 4096 tokens'")
+    assert await tab.evaluate("document.querySelector('.assistant > progress:not([hidden])').value") == 1280 / 4096
     backend.go_on.set()
     assert await answered(tab) == "Hello there!"
     assert await tab.text(".pause") == ""
+    assert not await tab.evaluate("document.querySelector('.assistant > progress').checkVisibility()")
     assert tab.complaints == []
 
 

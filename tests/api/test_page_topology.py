@@ -42,10 +42,12 @@ async def test_two_nodes_and_their_links(page, backend):
     await page.until("document.querySelectorAll('.hop:not(.flows)').length === 2")
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 8, 16])
-async def test_nodes_stand_apart_and_within_the_picture(page, backend, count):
-    backend.shown = ring_of(count)
-    await page.until(f"document.querySelectorAll('.station').length === {count}")
+@pytest.mark.parametrize(("count", "spare"), [(1, 0), (1, 5), (2, 3), (3, 0), (4, 1), (8, 0), (16, 6)])
+async def test_nodes_stand_apart_and_within_the_picture(page, backend, count, spare):
+    ring = ring_of(count)
+    others = [node_status(f"spare-{n}", n, layers=[]) for n in range(count, count + spare)]
+    backend.shown = {**ring, "nodes": [*ring["nodes"], *others]}
+    await page.until(f"document.querySelectorAll('.station').length === {count + spare}")
     assert await page.evaluate("document.querySelectorAll('.hop').length") == (count if count > 1 else 0)
     boxes = json.loads(await page.evaluate(BOXES))
     for (x, y, width), (other_x, other_y, _) in itertools.combinations(boxes, 2):
@@ -66,6 +68,9 @@ async def test_a_dead_node_and_one_that_comes(page, backend):
     await page.until("document.querySelectorAll('.station').length === 3")
     assert await written(page, ".station.gone text") == "✕\nmini-3\nfailed"
     assert await page.evaluate("document.querySelectorAll('.hop').length") == 2
+    assert await page.evaluate("document.querySelectorAll('.labels text').length") == 2, (
+        "the others stand next to each other"
+    )
     backend.shown = three
     await page.until("!document.querySelector('.station.gone')")
     assert await page.evaluate("document.querySelectorAll('.hop').length") == 3
@@ -79,8 +84,32 @@ async def test_rings_of_two_models_and_no_model(page, backend):
     four["nodes"][1]["layers"].append({"model": "org/other", "start": 0, "end": 2})
     backend.shown = four
     await page.until("document.querySelectorAll('.hop').length === 6")
+    assert await page.evaluate("document.querySelectorAll('.labels text').length") == 4, "of the ring that goes round"
     assert await written(page, ".centre text") == "2 models\n30.0\ntokens/s"
-    assert (await written(page, ".station:nth-child(2) text")).startswith("2 models\n4–7, 0–1")
+    assert (await written(page, ".station:nth-child(2) text")).startswith("2 models\n6 layers")
     backend.shown = {**ring_of(1), "models": []}
     await page.until("document.querySelector('.centre').textContent === 'No model is loaded'")
     assert await page.evaluate("document.querySelectorAll('.hop').length") == 0
+
+
+async def test_a_ring_that_goes_is_not_drawn(page, backend):
+    """Its nodes keep its layers until the new one is ready."""
+    two = json.loads(json.dumps(TWO))
+    stages = [{"node": "id-0", "start": 0, "end": 8}]
+    two["models"][0]["rings"].append(
+        {**two["models"][0]["rings"][0], "id": "r0", "state": "retiring", "stages": stages}
+    )
+    two["nodes"][0]["layers"].append({"model": "pippin/demo", "start": 0, "end": 8})
+    backend.shown = two
+    await page.until("document.querySelectorAll('.band.retiring').length === 1")
+    assert await written(page, ".station .layers-text") == "0–3\n4–7"
+
+
+async def test_rings_that_share_links_have_one_line(page, backend):
+    two = json.loads(json.dumps(TWO))
+    idle = {**two["models"][0]["rings"][0], "id": "r2", "requests": {"running": 0, "queued": 0}}
+    two["models"].append({**two["models"][0], "id": "org/other", "rings": [idle]})
+    backend.shown = two
+    await page.until("document.querySelector('.centre').textContent.startsWith('2 models')")
+    assert await page.evaluate("document.querySelectorAll('.hop.flows').length") == 2
+    assert await page.evaluate("document.querySelectorAll('.hop, .labels text').length") == 4
