@@ -4,9 +4,11 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from unittest.mock import MagicMock
 
 import pytest
+import yaml
 
 from node.__main__ import EXIT_INTERRUPTED
 from node.core import errors
@@ -186,3 +188,16 @@ def test_sudo_finds_the_program_of_each_way_to_install() -> None:
                 assert f"sudo .venv/bin/cluster {command}" in before
                 told += 1
     assert told == 4
+
+
+def test_recipes_are_of_programs_whose_requests_are_tested_and_can_be_pasted() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    tested = set(re.findall(r'"([A-Z][\w ]+|n8n)"', (ROOT / "tests" / "api" / "test_programs.py").read_text()))
+    programs = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    assert len(programs) == 6
+    assert set(programs) <= tested
+    blocks = re.findall(r"^( *)```(json|yaml)\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
+    settings = [{"json": json.loads, "yaml": yaml.safe_load}[kind](dedent(text)) for _, kind, text in blocks]
+    assert len(settings) == 3
+    for address in re.findall(r"http://[\w.]+:\d+\S*?(?=[`\"\s])", page):
+        assert address.partition(":52415")[2] in ("", "/v1", "/v1/models", "/v1/chat/completions"), address
