@@ -4,6 +4,7 @@ import { pullModel } from "./api.js";
 import { progressText } from "./units.js";
 
 const SPAN_MS = 5000; // over which the rate is measured
+const MOST = 3; // at once: a browser has six connections to a node, and the rest of the page needs some
 
 export class Downloads {
   #running = new Map(); // {controller, share, text} by model
@@ -23,6 +24,7 @@ export class Downloads {
   async toggle(model) {
     const running = this.#running.get(model);
     if (running) return running.controller.abort();
+    if (this.#running.size >= MOST) return this.failed(model, new Error(`${MOST} downloads run already.`));
     const controller = new AbortController();
     const download = { controller, share: 0, text: "Waiting for the download …" };
     this.#running.set(model, download);

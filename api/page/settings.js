@@ -47,17 +47,18 @@ export class Settings {
 
   /** Ask the node once for each model, when somebody looks. */
   async #tellDefaults() {
-    const { model } = this;
+    let { model } = this;
     if (!byId("settings").open || !model || model === this.#model || this.#isAsking) return;
     this.#isAsking = true;
     let known = { sampling: {}, thinks: true };
     try {
       known = await describeModel(model);
     } catch (error) {
-      this.onError(error); // an unknown model has no defaults of its own
+      if (this.onError(error)) model = ""; // it is asked again; an unknown model has no defaults of its own
     }
     this.#isAsking = false;
     this.#model = model;
+    if (!model) return;
     const defaults = { ...OFF, ...CONVERSATION, ...known.sampling };
     for (const name of NUMBERS) byId(name).placeholder = defaults[name];
     if (known.context) byId("max_completion_tokens").placeholder = `up to ${known.context}`;

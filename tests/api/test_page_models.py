@@ -5,6 +5,7 @@ import json
 import pytest
 
 from node.core.errors import HubUnavailable, ModelBusy, ModelNotFetched, NoCapacity
+from node.gateway.disk import Pulled
 from node.model.hub_search import HubModel
 from tests.api.paged import MODEL, TWO, happens, node_status
 
@@ -186,3 +187,21 @@ async def test_a_node_is_drained_and_used_again(page, backend):
     await page.click(".node:first-child .drain")
     await page.until("document.querySelector('.node .error').innerText === 'No other node has room.'")
     page.complaints.clear()
+
+
+async def test_downloads_leave_connections_for_the_rest_of_the_page(models, backend):
+    async def pull(name, client):
+        yield Pulled(name, 1, 4)
+        await backend.go_on.wait()
+
+    backend.pull = pull
+    backend.held = overview(*(held(f"org/m{number}", nodes=["id-1"]) for number in range(4)))
+    await models.until("document.querySelectorAll('.held .pull').length === 4")
+    for number in range(3):
+        await models.click(card(number + 1, ".pull"))
+        await models.until(f"document.querySelector('{card(number + 1, 'progress')}').value === 0.25")
+    assert "Downloading: 1 B of 4 B" in await models.text(card(3))
+    await models.click(card(4, ".pull"))
+    await models.until(f"document.querySelector('{card(4, '.error')}').innerText === '3 downloads run already.'")
+    backend.shown = {**TWO, "self": "id-0", "term": 99}
+    await models.until("document.querySelector('.facts').innerText.includes('term 99')", "the status still comes")
