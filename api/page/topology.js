@@ -5,8 +5,9 @@ import { bytes, span } from "./units.js";
 
 const WIDTH = 440;
 const X = WIDTH / 2;
-const MANY = 6; // nodes, above which they are drawn smaller
+const MANY = 6; // nodes, above which they are drawn smaller, with their names outside and without what is in their cards
 const LONGEST = 18; // characters of a name
+const SHORTEST = 10; // of one of many
 const NAME = [50, 42]; // half the width, and the height, of what stands below a node
 
 export class Topology {
@@ -35,7 +36,7 @@ export class Topology {
     const place = placesOf(ringed.length);
     const row = rowOf(spare.length, place.height);
     const stations = [
-      ...ringed.map((node, at) => ({ node, at, radius: place.radius, ...place.at(at) })),
+      ...ringed.map((node, at) => ({ node, at, radius: place.radius, isSmall: place.isMany, ...place.at(at) })),
       ...spare.map((node, at) => ({ node, at: -1, radius: row.radius, ...row.at(at) })),
     ];
     this.drawing.setAttribute("viewBox", `0 0 ${WIDTH} ${row.height}`);
@@ -93,18 +94,19 @@ function rowOf(count, top) {
 
 /** Where the nodes stand: `at(index)` gives {x, y, angle}, clockwise from the left or the top; `along` a link's angles. */
 function placesOf(count) {
-  const radius = count > MANY ? 24 : 34;
+  const isMany = count > MANY;
+  const radius = isMany ? 20 : 34;
   if (count < 2) return { height: 230, middle: 185, radius, at: () => ({ x: X, y: 60, angle: 0 }) };
-  const [rx, ry] = count === 2 ? [140, 78] : [140, 126];
-  const centre = ry + (count === 2 ? 34 : radius + 12);
+  const [rx, ry] = count === 2 ? [140, 78] : isMany ? [128, 140] : [140, 126];
+  const centre = ry + (count === 2 ? 34 : radius + (isMany ? 26 : 12));
   const first = count === 2 ? Math.PI : -Math.PI / 2;
   const on = (angle) => ({ x: X + rx * Math.cos(angle), y: centre + ry * Math.sin(angle), angle });
-  const gap = (angle) => (radius + 9) / Math.hypot(rx * Math.sin(angle), ry * Math.cos(angle));
+  const gap = (angle) => (radius + (isMany ? 4 : 9)) / Math.hypot(rx * Math.sin(angle), ry * Math.cos(angle));
   const step = (2 * Math.PI) / count;
   const at = (index) => on(first + index * step);
   const lowest = Math.max(...Array.from({ length: count }, (_, index) => at(index).y)) + radius + 40;
-  const height = Math.max(lowest, centre + ry + 24);
-  return { count, height, middle: centre, radius, rx, ry, on, gap, step, centre, at };
+  const height = isMany ? 2 * centre : Math.max(lowest, centre + ry + 24);
+  return { count, isMany, height, middle: centre, radius, rx, ry, on, gap, step, centre, at };
 }
 
 /** The hops of all rings that serve, with their paths and what is said of their links; one for rings that share it. */
@@ -129,7 +131,7 @@ function hop(from, to, place) {
   const link = from.node.link?.to === to.node.id ? from.node.link : null;
   const rate = link?.bytes_per_second ? `${bytes(link.bytes_per_second)}/s` : "";
   const label = link ? [`${link.rtt_ms.toFixed(1)} ms`, rate].filter(Boolean) : null;
-  const isRead = label && isNext; // inside, it would be on the figures; the node's card has it, too
+  const isRead = label && isNext && !place.isMany; // inside, it would be on the figures; the node's card has it, too
   return { path, x, y, label, isRead, kind: link?.kind ?? "", from: from.node.id, to: to.node.id };
 }
 
@@ -143,8 +145,9 @@ function arc(from, to, place) {
 }
 
 /** The angle from a node at which a link is beside its disc, and not behind its name. */
-function clear({ x, y, angle }, direction, { on, gap, radius, step }) {
+function clear({ x, y, angle }, direction, { on, gap, radius, step, isMany }) {
   let from = gap(angle);
+  if (isMany) return from;
   for (; from < step / 3; from += 0.02) {
     const end = on(angle + direction * from);
     if (Math.abs(end.x - x) > NAME[0] || end.y < y + radius / 2 || end.y > y + radius + NAME[1]) break;
@@ -192,8 +195,9 @@ function makeStation() {
   return svg("g", {}, ring("disc"), ring("track"), ring("memory-share"), text("what"), text("layers-text"), text("name"), text("chip"));
 }
 
-function showStation(group, { node, x, y, radius }, name, gone, held) {
+function showStation(group, { node, x, y, angle, radius, isSmall = false }, name, gone, held) {
   const [disc, track, share, what, layers, label, chip] = group.children;
+  group.classList.toggle("small", isSmall);
   for (const [circle, r] of [[disc, radius - 5], [track, radius], [share, radius]]) {
     for (const [key, value] of Object.entries({ cx: x, cy: y, r })) circle.setAttribute(key, value.toFixed(1));
   }
@@ -202,19 +206,22 @@ function showStation(group, { node, x, y, radius }, name, gone, held) {
   share.setAttribute("stroke-dasharray", `${usable && !gone ? Math.min((100 * used) / usable, 100).toFixed(1) : 0} 200`);
   const total = held.reduce((sum, { start, end }) => sum + end - start, 0);
   const layersText = held.length > 1 ? `${total} layers` : held.length ? span(held[0]) : "–";
-  const at = (text, dy, said) => {
-    text.setAttribute("x", x.toFixed(1));
+  const at = (text, dy, said, dx = 0) => {
+    text.setAttribute("x", (x + dx).toFixed(1));
     text.setAttribute("y", (y + dy).toFixed(1));
     setText(text, said);
   };
-  at(what, -7, gone || !held.length ? "" : held.length === 1 ? "layers" : `${held.length} models`);
-  at(layers, held.length && !gone ? 10 : 5, gone ? "✕" : layersText);
+  at(what, -7, gone || isSmall || !held.length ? "" : held.length === 1 ? "layers" : `${held.length} models`);
+  at(layers, held.length && !gone && !isSmall ? 10 : 5, gone ? "✕" : layersText);
   layers.classList.toggle("long", held.length > 1);
-  at(label, radius + 18, short(name));
-  at(chip, radius + 33, gone ? node.state : short(node.chip));
+  const [side, down] = isSmall ? [Math.cos(angle), Math.sin(angle)] : [0, 1];
+  const isBeside = Math.abs(side) > 0.3;
+  label.style.textAnchor = isBeside ? (side > 0 ? "start" : "end") : "middle";
+  at(label, isBeside ? down * radius + 4 : down * (radius + 13) + 5, short(name, isSmall ? SHORTEST : LONGEST), side * (radius + 7));
+  at(chip, radius + 33, isSmall ? "" : gone ? node.state : short(node.chip));
 }
 
-const short = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
+const short = (text, most = LONGEST) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 /** The picture for those who do not see it. */
 function inWords(stations, hops, names) {

@@ -49,9 +49,14 @@ async def test_nodes_stand_apart_and_within_the_picture(page, backend, count, sp
     backend.shown = {**ring, "nodes": [*ring["nodes"], *others]}
     await page.until(f"document.querySelectorAll('.station').length === {count + spare}")
     assert await page.evaluate("document.querySelectorAll('.hop').length") == (count if count > 1 else 0)
+    await page.click("[data-view=cluster]")
     boxes = json.loads(await page.evaluate(BOXES))
+    assert all(y < 900 for _, y, _ in boxes), "however long the list of nodes is beside it"
     for (x, y, width), (other_x, other_y, _) in itertools.combinations(boxes, 2):
         assert (x - other_x) ** 2 + (y - other_y) ** 2 > width**2
+    names = json.loads(await page.evaluate(BOXES.replace("disc", "name")))
+    for (x, y, width), (other_x, other_y, _) in itertools.combinations(names, 2):
+        assert abs(y - other_y) > 8 or x + width < other_x or other_x < x, "no name is written over another"
     left, top, right, bottom = json.loads(
         await page.evaluate("""(() => {
             const box = document.querySelector(".topology svg").getBoundingClientRect();
