@@ -19,7 +19,7 @@ from node.cli.client import Api, Json, StatusFailed
 from node.cli.launch import PROGRAMS, choose, launch
 from node.cli.table import render
 from node.cli.terminal import complain, printable, progress, without_controls
-from node.cli.wait import Target, in_memory, model_id, undrained, wait
+from node.cli.wait import Target, in_memory, target_of, undrained, wait
 from node.core.rate import Rate
 from node.core.units import format_bytes, format_download
 from node.core.usage import Group, OneOf, option
@@ -241,7 +241,7 @@ def wait_for(api: Api, nodes: int, model: str | None, timeout: float) -> int:
     """Wait until the cluster is ready."""
 
     def target(status: Json) -> Target:
-        return Target(nodes, model_id(api, model, status) if model else None)
+        return target_of(api, nodes, model, status) if model else Target(nodes)
 
     def missing(status: Json) -> str:
         return target(status).missing(status)

@@ -17,9 +17,8 @@ from urllib.parse import quote
 from node.cli.answers import default_model
 from node.cli.client import Api, Refused, StatusFailed
 from node.cli.terminal import complain, printable
-from node.cli.wait import model_id
+from node.cli.wait import model_id, unknown
 from node.core.errors import ModelNotFound, PippinError
-from node.core.usage import nearest
 
 FOLDER = Path("~/.pippin/launch")
 """Of our files for programs that read a setting only from a file."""
@@ -117,19 +116,10 @@ def choose(api: Api, name: str | None) -> Model:
     except Refused as error:
         if error.why != ModelNotFound.code:
             raise
-        raise StatusFailed(_unknown(api, model)) from error
+        raise StatusFailed(
+            unknown(api, model) or f"No node has {model}: fetch it with `cluster pull {model}`."
+        ) from error
     return Model(api, str(found["id"]), int(found.get("max_model_len", 0)))
-
-
-def _unknown(api: Api, name: str) -> str:
-    found = api.ask("GET", "/cluster/models")
-    if name in found["short_names"]:
-        return f"No node has {name}: fetch it with `cluster pull {name}`."
-    here = [model["id"] for model in found["models"]]
-    others = [other for model in found["models"] for other in (*model["short_names"], *model.get("aliases", []))]
-    similar = nearest(name, [*here, *(model.rpartition("/")[2] for model in here), *others])
-    hint = f"Did you mean {similar}?" if similar else f"There are {', '.join(here)}." if here else "No node has one."
-    return f"There is no model {name!r} here. {hint}"
 
 
 def launch(name: str, model: Model, more: Sequence[str], *, prints: bool) -> None:

@@ -1,5 +1,6 @@
 """Waits for a cluster: polls a node's status until nothing is missing, or until a timeout."""
 
+import re
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from urllib.parse import quote
 from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, Refused, StatusFailed
 from node.cli.table import node_names
 from node.core.errors import NoCapacity, error_from
+from node.core.usage import nearest
 
 POLL_S = 0.25
 SETTLED_S = 10.0
@@ -63,6 +65,8 @@ class Target(NamedTuple):
 
     nodes: int = 1
     model: str | None = None
+    unknown: str = ""
+    """Why no node will load the model, though it is not refused: see `unknown`."""
 
     def missing(self, status: Json) -> str:
         """Describe what is missing; empty if nothing is."""
@@ -85,6 +89,8 @@ class Target(NamedTuple):
         """Why what is missing will not come by itself, as far as the cluster knows; empty if it may."""
         if not status["head"] or sum(node["state"] not in ABSENT for node in status["nodes"]) < self.nodes:
             return ""
+        if self.unknown:
+            return self.unknown
         errors = [model.get("error") for model in status["models"] if self.model in (None, model["id"])]
         return " ".join(
             f"{each['message']} {each['hint']}".strip() for each in errors if each and _is_final(each["code"])
@@ -113,6 +119,35 @@ def model_id(api: Api, name: str, status: Json) -> str:
         return str(api.ask("GET", f"/v1/models/{quote(name, safe='')}", timeout=TIMEOUT_S)["id"])
     except Refused:
         return name
+
+
+def target_of(api: Api, nodes: int, name: str, status: Json) -> Target:
+    """A number of nodes, and the model that a name means."""
+    model = model_id(api, name, status)
+    is_wanted = model in [wanted["id"] for wanted in status["models"]]
+    return Target(nodes, model, "" if is_wanted else unknown(api, model))
+
+
+def unknown(api: Api, name: str) -> str:
+    """Why a name can be of no model, with one that is like it; empty for a model that is here, and for a short name
+    or an id, which a node may fetch.
+    """
+    found = api.ask("GET", "/cluster/models")
+    here = [model["id"] for model in found["models"]]
+    if "/" in name or name in here:
+        return ""
+    shorts = [*found["short_names"], *(model.rpartition("/")[2] for model in found["short_names"].values())]
+    if any(_plain(short).startswith(_plain(name)) for short in shorts):
+        return ""
+    others = [other for model in found["models"] for other in (*model["short_names"], *model.get("aliases", []))]
+    similar = nearest(name, [*here, *(model.rpartition("/")[2] for model in here), *others, *shorts])
+    hint = f"Did you mean {similar}?" if similar else f"There are {', '.join(here)}." if here else "No node has one."
+    return f"There is no model {name!r} here. {hint}"
+
+
+def _plain(name: str) -> str:
+    """Short names may be written with other separators, and as in Ollama's lists."""
+    return re.sub(r"[-_:\s]", "", name.lower())
 
 
 def reasons(status: Json) -> list[str]:

@@ -15,6 +15,8 @@ class Node:
 
     def __init__(self):
         self.answers = []
+        self.by_path = {}
+        """Answers to these paths, whenever they are asked for."""
         self.paths = []
         self.keys = []
         self.bodies = []
@@ -32,7 +34,9 @@ class Node:
             def do_GET(self):
                 node.paths.append(self.path)
                 node.keys.append(self.headers["Authorization"])
-                answer = node.answers.pop(0) if len(node.answers) > 1 else node.answers[0]
+                answer = node.by_path.get(self.path)
+                if answer is None:
+                    answer = node.answers.pop(0) if len(node.answers) > 1 else node.answers[0]
                 code, body = answer if isinstance(answer, tuple) else (200, json.dumps(answer).encode())
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(body)))

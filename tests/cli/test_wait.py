@@ -1,4 +1,5 @@
 import copy
+import json
 
 import pytest
 
@@ -214,3 +215,25 @@ class Names:
 def test_names_of_models(name, meant):
     status = {"models": [{"id": each} for each in ("mlx-community/Qwen3-32B-4bit", "pippin-demo", "pippin")]}
     assert model_id(Names(), name, status) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("pippin-dmo", "There is no model 'pippin-dmo' here. Did you mean pippin-demo?"),
+        ("qwen3-8c", "There is no model 'qwen3-8c' here. Did you mean qwen3-8b?"),
+        ("nothing", "There is no model 'nothing' here. There are org/other, pippin-demo."),
+        *((name, "") for name in ("Qwen3:8B", "qwen3-8b", "Qwen3-8B", "org/nothing", "pippin-demo")),
+    ],
+)
+def test_a_name_of_no_model_ends_the_wait_with_one_that_is_like_it(node, ready, name, why, capsys, monkeypatch):
+    monkeypatch.setattr("node.cli.wait.SETTLED_S", 0.0)
+    models = {
+        "models": [{"id": each, "short_names": []} for each in ("org/other", "pippin-demo")],
+        "short_names": {"qwen3-8b": "mlx-community/Qwen3-8B-4bit"},
+    }
+    no = (404, json.dumps({"error": {"code": "model_not_found", "message": "No."}}).encode())
+    node.by_path = {"/cluster/status": ready, "/cluster/models": models}
+    node.answers = [no]
+    assert main(["wait", "--model", name, "--timeout", "0.5", "--api", node.url]) == (1 if why else 4)
+    assert why in capsys.readouterr().err
