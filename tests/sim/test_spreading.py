@@ -1,11 +1,17 @@
 """Rings of two nodes for a stream that is alone, and of one node each for several: real heads and drivers, exact texts."""
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 
-from tests.sim.whole_cluster import simulated
+from node.core.models import ModelSpec
+from node.core.reports import NodeReport
+from node.core.rings import Placement
+from node.placement.spread import Spread
+from tests.sim.whole_cluster import PATCHES, simulate, simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.model import MB
 
@@ -63,6 +69,7 @@ def test_without_room_for_both_rings_change_between_answers():
         assert world.until(lambda: shapes(world) == [1, 1], 60.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_nodes_that_die_meanwhile_cost_no_answer(seed):
     with begun(seed) as world:
@@ -75,3 +82,33 @@ def test_nodes_that_die_meanwhile_cost_no_answer(seed):
             world.machines[victim].start()
             assert world.until(lambda: shapes(world) == [1, 1], 60.0)
             world.run(130.0)  # it pauses after what has gone wrong
+
+
+class AtRandom:
+    """In place of node.cluster.spreading.Spreading: chooses two nodes, one, or what comes, and soon something else."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._until = 0.0
+        self._spreads: tuple[Spread, ...] = ()
+        self.idle: tuple[str, ...] = ()
+
+    def choose(
+        self, _: Placement, specs: Sequence[ModelSpec], nodes: Sequence[NodeReport], now: float
+    ) -> tuple[Spread, ...]:
+        if now >= self._until:
+            self._until = now + self._rng.choice([0.2, 1.0, 3.0])
+            names = [node.info.id for node in nodes]
+            pair = tuple(self._rng.sample(names, min(2, len(names))))
+            self._spreads = self._rng.choice([(), tuple(Spread(spec.id, pair, 1.5) for spec in specs)])
+            self._spreads = self._spreads or self._rng.choice([(), tuple(Spread(spec.id) for spec in specs)])
+        is_busy = any(each.running or each.queued for node in nodes for each in node.traffic)
+        self.idle = () if is_busy else tuple(spread.model for spread in self._spreads)
+        return self._spreads
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_histories_of_faults_with_choices_at_random(seed):
+    rng = random.Random(f"spreads {seed}")
+    with mock.patch.dict(PATCHES, {"node.cluster.head.Spreading": lambda: AtRandom(rng)}):
+        simulate(seed)
