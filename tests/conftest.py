@@ -304,12 +304,15 @@ class Node:
         """State of another node as this one sees it; empty if it never heard of it."""
         return next((node["state"] for node in self.status()["nodes"] if node["name"] == other.name), "")
 
+    def metric(self, name: str, label: str = "") -> int:
+        """The sum of a metric over its labels, or of those samples that have one label."""
+        lines = self.get("/metrics").body.decode().splitlines()
+        samples = [line for line in lines if re.match(rf"{name}[ {{]", line) and label in line]
+        return round(sum(float(sample.rpartition(" ")[2]) for sample in samples))
+
     def answered(self) -> int:
         """Tokens of all answers that it has sent, whole or not."""
-        counts = re.findall(
-            r'^pippin_tokens_total{kind="answer",.*} (\S+)$', self.get("/metrics").body.decode(), re.MULTILINE
-        )
-        return round(sum(map(float, counts)))
+        return self.metric("pippin_tokens_total", 'kind="answer"')
 
     def running(self) -> int:
         """Number of requests that run in rings or wait for one."""

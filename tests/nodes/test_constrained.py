@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.conftest import MODEL, Cluster
+from tests.nodes.calls import DIALECTS, Called
 
 pytestmark = pytest.mark.slow
 
@@ -84,25 +85,12 @@ def test_demanded_calls(client: openai.OpenAI, choice: Any) -> None:
 
 
 def test_calls_of_strict_tools_are_valid_if_they_come(three: Cluster) -> None:
-    node = three.nodes[-1]
-    function: Any = {"name": "get_weather", "description": "Get the weather in a city.", "strict": True}
-    whole = {**function, "parameters": FORECAST}
+    tool = {"name": "get_weather", "description": "Get the weather in a city.", "parameters": FORECAST}
     messages = [{"role": "user", "content": "What is the weather in Paris?"}]
 
-    def ask(seed: int) -> list[tuple[str, Any]]:
+    def ask(seed: int) -> Called:
         more: Any = {"model": MODEL, "temperature": 1, "seed": seed}
-        tools = [{"type": "function", "function": whole}]
-        chat = node.post(
-            "/v1/chat/completions", {"messages": messages, "tools": tools, "tool_choice": "auto", **more}
-        ).json
-        called = chat["choices"][0]["message"].get("tool_calls") or []
-        calls = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in called]
-        tools = [{"type": "function", **whole}]
-        output = node.post("/v1/responses", {"input": messages, "tools": tools, "store": False, **more}).json["output"]
-        calls += [(each["name"], json.loads(each["arguments"])) for each in output if each["type"] == "function_call"]
-        tools = [{**function, "input_schema": FORECAST}]
-        message = node.post("/v1/messages", {"messages": messages, "tools": tools, "max_tokens": 200, **more}).json
-        return calls + [(each["name"], each["input"]) for each in message["content"] if each["type"] == "tool_use"]
+        return [call for dialect in DIALECTS for call in dialect(three.nodes[-1], messages, tool, **more)]
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(ask, range(12)))

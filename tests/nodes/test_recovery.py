@@ -21,10 +21,12 @@ import jsonschema
 import pytest
 
 from tests.conftest import MODEL, PATIENCE_S, Cluster, Node, running_cluster, until
+from tests.nodes.calls import DIALECTS, Called
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = ("--model", MODEL, "--stages", "2", "--context", "1024", "--max-sessions", "2")
+SESSIONS = 2
+OPTIONS = ("--model", MODEL, "--stages", "2", "--context", "1024", "--max-sessions", str(SESSIONS))
 GREEDY: dict[str, Any] = {"content": "Count from 1 to 100", "max_tokens": 300}
 HALF = "86MB"
 """With a context of 2048, the model takes 82 MB on one node, and half of it 74."""
@@ -38,23 +40,14 @@ GUIDED: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "letters", "schema": LETTERS}},
 }
 """A demanded format holds after a loss, too: its state is computed anew from the tokens."""
-CALL: dict[str, Any] = {
-    "content": "What is the weather in Paris?",
-    "temperature": 1,
-    "seed": 7,
-    "tools": [
-        {
-            "type": "function",
-            "function": {
-                "name": "get_weather",
-                "description": "Get the weather in a city.",
-                "parameters": {"type": "object", "properties": {"city": LETTERS}, "required": ["city"]},
-                "strict": True,
-            },
-        }
-    ],
+PATH = {
+    "type": "object",
+    "properties": {"city": {**LETTERS, "minItems": 90, "maxItems": 90}},
+    "required": ["city"],
+    "additionalProperties": False,
 }
-"""So does the grammar of a strict tool, which binds from the mark of a call on."""
+"""Of a strict tool. Its grammar holds after a loss, too. Its calls have hundreds of tokens, nearly all of the answer."""
+CALLS_AT_ONCE = 12
 STREAMS: list[dict[str, Any]] = [
     GREEDY,
     *({"content": f"Count from {n} to 60", "max_tokens": 80} for n in range(1, 4)),
@@ -94,7 +87,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
             node.started()
         home = Home(cluster, gateway, rest)
         home.ready()
-        with ThreadPoolExecutor(2) as threads:  # as many as the ring has room for
+        with ThreadPoolExecutor(SESSIONS) as threads:  # as many as the ring has room for
             home.texts = list(threads.map(lambda stream: gateway.streamed(**stream), STREAMS))
         yield home
 
@@ -211,14 +204,28 @@ def test_a_node_dies_while_it_loads_what_another_left(home: Home) -> None:
     through(home, mishap)
 
 
-def test_a_call_of_a_strict_tool_is_valid_after_its_driver_died(home: Home) -> None:
-    driver, _ = home.ring()
-    with ThreadPoolExecutor(1) as threads:
-        called = threads.submit(home.gateway.chat, **CALL)
-        until(lambda: home.gateway.running() or called.done(), "the call begins")
-        driver.kill()
-        (call,) = called.result().json["choices"][0]["message"]["tool_calls"]
-    jsonschema.validate(json.loads(call["function"]["arguments"])["city"], LETTERS)
+@pytest.mark.parametrize("place", [0, 1], ids=["driver", "stage"])
+def test_calls_of_strict_tools_are_valid_though_a_node_dies_in_their_midst(home: Home, place: int) -> None:
+    gateway, victim = home.gateway, home.ring()[place]
+    tool = {"name": "get_weather", "description": "Get the weather in a city.", "parameters": PATH}
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+    def ask(seed: int) -> Called:
+        ask_in = DIALECTS[seed % len(DIALECTS)]
+        return ask_in(gateway, messages, tool, model=MODEL, temperature=1, seed=seed)
+
+    before, resumed = gateway.metric("pippin_first_token_seconds_count"), gateway.metric("pippin_recoveries_total")
+    with ThreadPoolExecutor(CALLS_AT_ONCE) as threads:
+        called = threads.map(ask, range(CALLS_AT_ONCE))
+        begun = before + SESSIONS
+        until(lambda: gateway.metric("pippin_first_token_seconds_count") >= begun, "the first calls have begun")
+        victim.kill()
+        calls = [call for calls in called for call in calls]
+    assert gateway.metric("pippin_recoveries_total") > resumed
+    assert len(calls) > CALLS_AT_ONCE // 2
+    for name, arguments in calls:
+        assert name == "get_weather"
+        jsonschema.validate(arguments, PATH)
     home.ready()
 
 
