@@ -12,12 +12,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "pages"))
 
 import claims
+import parameters
 import reference
 import room
 import troubles
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = {"performance.md": claims.page, "reference.md": reference.page, "troubleshooting.md": troubles.page}
+PAGES = {
+    "performance.md": claims.page,
+    "reference.md": reference.page,
+    "troubleshooting.md": troubles.page,
+    "api.md": parameters.openai_page,
+    "anthropic.md": parameters.anthropic_page,
+    "ollama.md": parameters.ollama_page,
+}
 """By the name of a page, a function that returns its text; it is given the text that the page has."""
 SLOW = {"models.md": room.page}
 

@@ -8,19 +8,21 @@ from pydantic_core import PydanticCustomError
 
 from api.anthropic.content import chat_messages, system_text
 from api.chat.message import Name, Whole, WithoutNulls
+from api.chat.parameters import IGNORED, Refused
 from api.chat.request import Effort
 from api.chat.schema import MAX_INT, ModelName
-from api.http.errors import Unsupported
 from api.http.json_object import Json
 from api.http.limits import MAX_STOP_CHARS, MAX_STOPS, MAX_TOOLS
 from node.core.errors import BadRequest
 
-CHAT_PARAMETERS = (
-    *("temperature", "top_p", "top_k"),
+EXTENSIONS = (
     *("min_p", "repetition_penalty", "ignore_eos", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("adapter", "prediction"),
 )
-"""Parameters passed to chat by the same names; all but the first three are extensions of Anthropic's API."""
+"""Parameters that Anthropic's API lacks."""
+CHAT_PARAMETERS = ("temperature", "top_p", "top_k", *EXTENSIONS)
+"""Parameters passed to chat by the same names."""
+AT_ANTHROPIC = Refused("Anthropic runs it")
 MIN_BUDGET = 1024
 """The smallest `budget_tokens` that Anthropic accepts."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -108,15 +110,8 @@ class PromptRequest(WithoutNulls):
     """The older place of `output_config.format`."""
     chat_template_kwargs: Json = Field(default_factory=dict)
     """Variables for the template: not in Anthropic's API."""
-    mcp_servers: Any = None
-    container: Any = None
-
-    @model_validator(mode="after")
-    def _only_what_is_supported(self) -> Self:
-        for param in ("mcp_servers", "container"):
-            if getattr(self, param):
-                raise Unsupported(f"'{param}' is not supported: Anthropic runs it.", param=param)
-        return self
+    mcp_servers: Annotated[Any, AT_ANTHROPIC] = None
+    container: Annotated[Any, AT_ANTHROPIC] = None
 
     def for_chat(self, given: Json) -> Json:
         """Body of the equivalent chat request; None is not given. `given`: the original body of this request."""
@@ -151,8 +146,8 @@ class MessagesRequest(PromptRequest):
         default=[], max_length=MAX_STOPS, fail_fast=True
     )
     stream: bool = False
-    metadata: MessageMetadata = MessageMetadata()
-    service_tier: Literal["auto", "standard_only"] = "auto"
+    metadata: Annotated[MessageMetadata, IGNORED] = MessageMetadata()
+    service_tier: Annotated[Literal["auto", "standard_only"], IGNORED] = "auto"
 
     @model_validator(mode="after")
     def _thoughts_fit(self) -> Self:

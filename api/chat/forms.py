@@ -35,7 +35,7 @@ class TextFormat:
 
 Format = JsonFormat | TextFormat
 
-_KINDS = {
+KINDS = {
     **dict.fromkeys(("guided_json", "structured_outputs.json", "json_schema"), "json"),
     **dict.fromkeys(("guided_regex", "structured_outputs.regex", "regex"), "regex"),
     **dict.fromkeys(("guided_grammar", "structured_outputs.grammar", "grammar", "ebnf"), "grammar"),
@@ -43,7 +43,7 @@ _KINDS = {
     "structured_outputs.json_object": "object",
 }
 """What each parameter holds."""
-_OFF: Mapping[str, tuple[Any, ...]] = {
+OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability"), (0,)),
     **dict.fromkeys(("typical_p", "typical", "tfs_z"), (1,)),
     **dict.fromkeys(("bad_words", "bad_words_ids", "logits_processors"), ([],)),
@@ -56,19 +56,19 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 def check_off(body: Mapping[str, Any]) -> None:
     """Raises Unsupported for a parameter that would change the answer, and is not followed."""
     for name, value in _given(body).items():
-        if name in _OFF and value not in _OFF[name]:
+        if name in OFF and value not in OFF[name]:
             raise Unsupported(f"'{name}' is not supported.", param=name)
 
 
 def format_of(body: Mapping[str, Any]) -> Format | None:
     """The form that a request demands by another server's name. Raises BadRequest."""
-    found = [(name, value) for name, value in _given(body).items() if name in _KINDS and value is not False]
+    found = [(name, value) for name, value in _given(body).items() if name in KINDS and value is not False]
     if not found:
         return None
     (name, value), *others = found
     if others:
         raise BadRequest(f"'{name}' and '{others[0][0]}' can't both say the form of the answer.", param=name)
-    match _KINDS[name], value:
+    match KINDS[name], value:
         case "json", _:
             return JsonFormat(_schema(name, value), param=name)
         case "object", True:

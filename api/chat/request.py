@@ -1,6 +1,6 @@
 """Schema of requests to /v1/chat/completions, which the other surfaces translate theirs to."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -8,6 +8,7 @@ from api.chat.adapter import Adapter
 from api.chat.custom_tools import NAME
 from api.chat.forms import Format, JsonFormat
 from api.chat.message import Message, StrictModel, Whole
+from api.chat.parameters import IGNORED, Refused
 from api.chat.schema import MAX_INT, GenerationRequest, MaxTokens, Verbosity
 from api.chat.tools import AnyTool, FunctionCallChoice, FunctionTool, ToolChoice, ToolUse, tool_use
 from api.http.errors import Unsupported
@@ -78,7 +79,7 @@ class ChatRequest(GenerationRequest):
     functions: list[FunctionTool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     function_call: FunctionCallChoice | None = None
     modalities: list[Literal["text", "audio"]] = Field(default=["text"], max_length=MAX_VARIABLES, fail_fast=True)
-    audio: Any = None
+    audio: Annotated[Any, Refused("models give only text here")] = None
     chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=MAX_VARIABLES)
     reasoning_effort: Effort | None = None
     reasoning: Reasoning = Reasoning()
@@ -86,7 +87,7 @@ class ChatRequest(GenerationRequest):
     max_thinking_tokens: Whole | None = Field(default=None, ge=0, le=MAX_INT)
     thinking_budget: Whole | None = Field(default=None, ge=0, le=MAX_INT)
     thinking_token_budget: Whole | None = Field(default=None, ge=0, le=MAX_INT)
-    verbosity: Verbosity = "medium"
+    verbosity: Annotated[Verbosity, IGNORED] = "medium"
     adapter: Adapter | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     """Not of OpenAI's chat, but of its Responses: whether the oldest messages are left out of a chat that is too long."""
@@ -146,7 +147,7 @@ class ChatRequest(GenerationRequest):
             if self.tools or self.functions or calls:
                 raise BadRequest("An 'adapter' cannot be combined with tools or tool calls.", param="adapter")
             self.stop = [*self.stop, *self.adapter.stops]
-        if "audio" in self.modalities or self.audio is not None:
+        if "audio" in self.modalities:
             raise Unsupported("Only text is supported in 'modalities'.", param="modalities")
         if self.adapter is None:
             # Here, as validation runs in a thread for large requests.

@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from api.chat.forms import Format, check_off, format_of
 from api.chat.message import StrictModel, Whole, join_parts
+from api.chat.parameters import IGNORED
 from api.http.errors import Unsupported
 from api.http.json_object import Json
 from api.http.limits import (
@@ -78,9 +79,13 @@ MaxTokens = Annotated[Whole | None, BeforeValidator(lambda value: None if value 
 """-1 is "no limit" to the clients of llama.cpp and Ollama."""
 
 
-# Of no effect here, but a value that OpenAI lacks is a mistake.
+# A value that OpenAI lacks is a mistake, though it would have no effect.
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 Verbosity = Literal["low", "medium", "high"]
+
+
+PEER_NAMES = {"repeat_penalty": "repetition_penalty"}
+"""Names of other servers, and those of the same parameters here."""
 
 
 class StreamOptions(StrictModel):
@@ -144,7 +149,7 @@ class GenerationRequest(SamplingFields):
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: Annotated[dict[int, float], BeforeValidator(_bias_by_token)] = Field(default={})
     prediction: PredictedContent | None = None
-    service_tier: ServiceTier = "auto"
+    service_tier: Annotated[ServiceTier, IGNORED] = "auto"
     # Not OpenAI's, but common among local servers.
     ignore_eos: bool = False
     stop_token_ids: list[Whole] = Field(default=[], max_length=MAX_STOP_TOKENS, fail_fast=True)
@@ -161,8 +166,8 @@ class GenerationRequest(SamplingFields):
         if not isinstance(value, dict):
             return validate(value)
         check_off(value)
-        penalty = {"repetition_penalty": value["repeat_penalty"]} if "repeat_penalty" in value else {}
-        return validate({**penalty, **value}).having(format_of(value))
+        renamed = {own: value[name] for name, own in PEER_NAMES.items() if name in value}
+        return validate({**renamed, **value}).having(format_of(value))
 
     def having(self, peer_format: Format | None) -> Self:
         """With the form that the answer must have, where another server's name says it."""

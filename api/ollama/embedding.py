@@ -9,7 +9,6 @@ from api.chat.embedding import embed
 from api.chat.env import Env
 from api.chat.schema import parse
 from api.http.callers import CLIENT
-from api.http.errors import Unsupported
 from api.ollama.keeping import CheckChange, keep
 from api.ollama.schema import EmbedBody, EmbeddingsBody
 
@@ -17,10 +16,6 @@ from api.ollama.schema import EmbedBody, EmbeddingsBody
 async def create(env: Env, check_change: CheckChange, request: web.Request) -> web.Response:
     begun = time.monotonic_ns()
     body = await env.bodies.read(request, partial(parse, EmbedBody))
-    if body.dimensions:
-        raise Unsupported(
-            "'dimensions' is not supported: an embedding is as wide as the model's hidden states.", param="dimensions"
-        )
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
     opened = time.monotonic_ns()
     await keep(env, check_change, request, body.model, body.keep_alive)

@@ -136,8 +136,6 @@ def _parse_chat(given: Json) -> tuple[ChatBody, ChatRequest | None]:
 def _parse_generate(given: Json) -> tuple[GenerateBody, ChatRequest | CompletionRequest | None]:
     """The request, and the equivalent one to chat or to completions; None if it has no prompt."""
     body = parse(GenerateBody, given)
-    if body.template:
-        raise Unsupported("'template' is not supported.", param="template")
     if body.raw and (body.system or body.context):
         raise BadRequest("raw mode does not support template, system, or context", param="raw")
     suffix = "" if body.raw else body.suffix  # as in Ollama: a raw prompt has its suffix in it

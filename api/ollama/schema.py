@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from api.chat.message import StrictModel, Whole
+from api.chat.parameters import WIDTH, Refused
 from api.chat.schema import MAX_INT, ModelName, Stops, TokenList
 from api.http.json_object import Json
 from api.http.limits import MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS
@@ -167,7 +168,7 @@ class GenerateBody(Generation):
     system: str = ""
     raw: bool = False
     suffix: str = ""
-    template: str = ""
+    template: Annotated[str, Refused()] = ""
     context: TokenList = Field(default=[])
     """Tokens of the conversation before the prompt, from an earlier answer."""
     images: NoImages = None
@@ -176,7 +177,7 @@ class GenerateBody(Generation):
 class EmbedBody(_Asking):
     input: Annotated[list[str], BeforeValidator(_texts)] = Field(default=[])
     truncate: bool = True
-    dimensions: Whole = Field(default=0, ge=0, le=MAX_INT)
+    dimensions: Annotated[Whole, WIDTH] = Field(default=0, ge=0, le=MAX_INT)
 
 
 class EmbeddingsBody(_Asking):

@@ -4,18 +4,18 @@ import base64
 import struct
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from api.chat.embedding import embed
 from api.chat.env import Env
 from api.chat.message import StrictModel, Whole
+from api.chat.parameters import WIDTH
 from api.chat.schema import MAX_INT, ModelName, parse, text_list
 from api.http.callers import CLIENT
-from api.http.errors import Unsupported
 
 
 def _input_list(value: Any) -> list[str | list[int]]:
@@ -29,16 +29,7 @@ class EmbeddingRequest(StrictModel):
     model: ModelName
     input: Annotated[list[str | list[int]], PlainValidator(_input_list)]
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Whole | None = Field(default=None, ge=1, le=MAX_INT)
-
-    @model_validator(mode="after")
-    def _only_what_is_supported(self) -> Self:
-        if self.dimensions is not None:
-            raise Unsupported(
-                "'dimensions' is not supported: an embedding is as wide as the model's hidden states.",
-                param="dimensions",
-            )
-        return self
+    dimensions: Annotated[Whole | None, WIDTH] = Field(default=None, ge=1, le=MAX_INT)
 
 
 async def create(env: Env, request: web.Request) -> web.Response:

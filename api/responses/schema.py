@@ -7,29 +7,22 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.chat.message import Name, Whole, WithoutNulls
+from api.chat.parameters import IGNORED, RETURNED, Refused
 from api.chat.request import Effort
 from api.chat.schema import MAX_INT, MaxTokens, ModelName, ServiceTier, Verbosity
-from api.http.errors import Unsupported
 from api.http.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
 from api.responses.items import Item, items_of
 from api.responses.tools import Place, PlacedFunction, flat_name, functions_of
 from node.core.errors import BadRequest
 
-CHAT_PARAMETERS = (
-    *("temperature", "top_p", "parallel_tool_calls", "reasoning_effort", "truncation"),
-    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "chat_template_kwargs", "adapter"),
-    *(
-        "seed",
-        "stop",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "prediction",
-        "min_tokens",
-        "allowed_token_ids",
-    ),
+EXTENSIONS = (
+    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "chat_template_kwargs", "adapter", "reasoning_effort"),
+    *("seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "prediction", "min_tokens"),
+    "allowed_token_ids",
 )
-"""Parameters passed to chat by the same names; all but the first five are extensions of OpenAI's Responses API."""
+"""Parameters that OpenAI's Responses API lacks."""
+CHAT_PARAMETERS = ("temperature", "top_p", "parallel_tool_calls", "truncation", *EXTENSIONS)
+"""Parameters passed to chat by the same names."""
 
 PARAMS = (
     (r"^messages\b.*", "input"),
@@ -39,6 +32,7 @@ PARAMS = (
     (r"^reasoning_effort$", "reasoning.effort"),
 )
 """Patterns of chat's parameter names, and the names of the same parameters here; those of functions depend on the request."""
+AT_OPENAI = Refused("it refers to data stored at OpenAI")
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
     "message.output_text.logprobs",
@@ -102,16 +96,16 @@ class ResponseRequest(WithoutNulls):
     tools: list[dict[str, Any]] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    max_tool_calls: Whole | None = Field(default=None, ge=1, le=MAX_INT)
+    max_tool_calls: Annotated[Whole | None, RETURNED] = Field(default=None, ge=1, le=MAX_INT)
     reasoning: Reasoning = Reasoning()
     metadata: Annotated[dict[str, Name], BeforeValidator(_check_count)] = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
-    service_tier: ServiceTier = "auto"
-    user: Name | None = None
-    safety_identifier: Name | None = None
-    prompt_cache_key: Name | None = None
-    conversation: Any = None
-    prompt: Any = None
+    service_tier: Annotated[ServiceTier, IGNORED] = "auto"
+    user: Annotated[Name | None, RETURNED] = None
+    safety_identifier: Annotated[Name | None, RETURNED] = None
+    prompt_cache_key: Annotated[Name | None, RETURNED] = None
+    conversation: Annotated[Any, AT_OPENAI] = None
+    prompt: Annotated[Any, AT_OPENAI] = None
     _functions: list[PlacedFunction] = PrivateAttr(default=[])
 
     @property
@@ -123,9 +117,6 @@ class ResponseRequest(WithoutNulls):
     def _only_what_is_supported(self) -> Self:
         if self.background and not self.store:
             raise BadRequest("A background response must be stored.", param="store")
-        for param in ("conversation", "prompt"):
-            if getattr(self, param) is not None:
-                raise Unsupported(f"'{param}' is not supported: it refers to data stored at OpenAI.", param=param)
         self._functions = functions_of(self.tools)
         if any(len(key) > 64 for key in self.metadata):
             raise BadRequest("Invalid 'metadata': a key may have at most 64 characters.", param="metadata")

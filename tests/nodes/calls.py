@@ -25,9 +25,9 @@ def in_responses(node: Node, messages: list[Any], tool: dict[str, Any], **more: 
 
 def in_messages(node: Node, messages: list[Any], tool: dict[str, Any], **more: Any) -> Called:
     tools = [{"name": tool["name"], "input_schema": tool["parameters"], "strict": True}]
-    content = node.post(
-        "/v1/messages", {"messages": messages, "tools": tools, "max_tokens": 600, **more}
-    ).json["content"]
+    content = node.post("/v1/messages", {"messages": messages, "tools": tools, "max_tokens": 600, **more}).json[
+        "content"
+    ]
     return [(each["name"], each["input"]) for each in content if each["type"] == "tool_use"]
 
 

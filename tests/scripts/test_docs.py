@@ -114,17 +114,28 @@ def cells(section: str, page: str) -> set[str]:
 
 
 def test_every_parameter_is_in_its_table() -> None:
+    """Those that are not followed as they are have tables that scripts/pages.py draws."""
+    from api.anthropic.schema import MessagesRequest
+    from api.chat.parameters import not_followed
     from api.chat.request import ChatRequest
     from api.chat.schema import CompletionRequest
+    from api.ollama.schema import ChatBody, EmbedBody, GenerateBody, ModelOptions
     from api.openai.embeddings import EmbeddingRequest
-    from api.responses.schema import CHAT_PARAMETERS, ResponseRequest
+    from api.responses.schema import ResponseRequest
 
     page = text("api.md")
     both = cells("## Parameters of both", page)
-    for schema, section in ((ChatRequest, "## Chat"), (CompletionRequest, "## Legacy completions")):
-        assert set(schema.model_fields) - both - cells(section, page) == set(), section
-    assert set(EmbeddingRequest.model_fields) - cells("## Embeddings", page) == set()
-    assert {*ResponseRequest.model_fields, *CHAT_PARAMETERS} - cells("## Responses", page) == set()
+    of_ollama = cells("## Chat and generate", text("ollama.md")) | cells("## Embeddings", text("ollama.md"))
+    for schema, told in (
+        (ChatRequest, both | cells("## Chat", page)),
+        (CompletionRequest, both | cells("## Legacy completions", page)),
+        (EmbeddingRequest, cells("## Embeddings", page)),
+        (ResponseRequest, cells("## Responses", page)),
+        (MessagesRequest, cells("## Parameters", text("anthropic.md"))),
+        *((each, of_ollama | {"stream"}) for each in (ChatBody, GenerateBody, ModelOptions, EmbedBody)),
+    ):
+        own = {"chat_template_kwargs", "output_format"} if schema is MessagesRequest else set()
+        assert set(schema.model_fields) - set(not_followed(schema)) - told - own == set(), schema
     templates = ChatRequest.model_fields["adapter"].annotation.__args__[0].model_fields["templates"].annotation
     assert set(templates.model_fields) - cells("## Chat", page) == set()
 
