@@ -204,7 +204,7 @@ export class ModelsView {
     const [talk, load, unload, pull, remove] = buttons.children;
     talk.hidden = !model.nodes.length && !placed;
     load.hidden = inMemory;
-    unload.hidden = !inMemory;
+    unload.hidden = !placed; // a refused one is no longer wanted then
     pull.hidden = isHere && !download;
     setText(pull, download ? "Stop the download" : "Download");
     pull.title = `To the disk of ${this.#nodeName()}`;

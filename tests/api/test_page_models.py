@@ -62,6 +62,16 @@ async def test_what_nodes_hold(models):
     assert "old.gguf: It is GGUF." in await models.text("#models")
 
 
+async def test_a_model_that_was_refused_can_be_given_up(models, backend):
+    refused = {**TWO["models"][0], "id": "org/big", "state": "refused", "rings": []}
+    backend.shown = {**TWO, "self": "id-0", "models": [*TWO["models"], refused]}
+    backend.loaded["org/big"] = (0, 0)
+    await models.until(f"document.querySelector('{card(2, '.state')}').innerText === 'refused'")
+    assert await shown(models, card(2)) == "Chat,Load,Unload,Download"
+    await models.click(card(2, ".unload"))
+    await happens(lambda: not backend.loaded)
+
+
 async def test_load_with_a_wish_and_unload(models, backend):
     await models.click(card(3, "summary"))
     await models.write(card(3, "[name=stages]"), "2")
