@@ -18,6 +18,7 @@ from node.engine.trials import Trials
 from node.model.catalogue import Catalogue
 from node.model.config import read_config
 from node.model.hub import Hub
+from node.model.picture_form import PictureForm, picture_form
 from node.model.scanner import Folder
 from node.model.weights import Weights
 from node.rpc.client import RpcClient
@@ -136,7 +137,7 @@ class ModelSpecs:
             return replace(layer, mtp=layer)
         compute, kv_bits = self.compute, version.kv_bits
         plan = await compute.run(make_plan, config, weights.total_bytes, kv_bits, unproven=compute.unproven)
-        return spec_of(version, plan, weights, layer)
+        return spec_of(version, plan, weights, layer, picture_form(config, {}))
 
     async def _describe_mtp(self, version: ModelVersion, mtp: Mtp, weights: Weights) -> ModelSpec | None:
         """None if the layer can't be used: the model can, all the same."""
@@ -158,12 +159,19 @@ class ModelSpecs:
         )
 
 
-def spec_of(version: ModelVersion, plan: Plan, weights: Weights, mtp: ModelSpec | None = None) -> ModelSpec:
-    """What the placement needs to know of a model. `mtp`: its MTP layer."""
+def spec_of(
+    version: ModelVersion,
+    plan: Plan,
+    weights: Weights,
+    mtp: ModelSpec | None = None,
+    form: PictureForm | None = None,
+) -> ModelSpec:
+    """What the placement needs to know of a model. `mtp`: its MTP layer. `form`: of the pictures that it takes."""
     return ModelSpec(
         version=version,
         layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),
-        ends_bytes=weights.ends_bytes,
+        ends_bytes=weights.ends_bytes + (weights.tower_bytes if form else 0),
+        picture_bytes=form.work_bytes if form else 0,
         kv=plan.kv,
         cuts=plan.cuts,
         max_context=plan.max_context,

@@ -5,6 +5,7 @@ All stages apply the same operations in the same order, as the operations travel
 
 from dataclasses import dataclass
 
+from node.core.axes import Span
 from node.core.rings import Fence
 
 
@@ -177,6 +178,10 @@ class Frame:
     """The driver needs the hidden states of every token. With neither flag the frame comes back without tensors."""
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
+    shifts: tuple[int, ...] = ()
+    """Of each row: how far the positions of its tokens are from their numbers; empty where they are equal. See node.core.axes."""
+    spans: tuple[Span, ...] = ()
+    """Of the only row's tokens, in a step of a prompt with pictures."""
     unverified: int = 0
     """So many of the lane's last tokens, those of this step included, may still be taken back. Of the tokens that a frame
     carries to another node, only guesses may.

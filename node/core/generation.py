@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from node.core.pictures import Picture
 from node.core.units import format_duration
 
 RANGES: Mapping[str, tuple[float, float]] = {
@@ -137,6 +138,8 @@ class GenerateRequest:
     """Revision of the model whose tokenizer made the prompt; only rings of the same revision serve it."""
     prediction: tuple[int, ...] = ()
     """Tokens of the answer that the client expects; right or wrong, they change only how fast it comes."""
+    pictures: tuple[Picture, ...] = ()
+    """Those whose places the prompt has, as Picture.numbers; see node.core.pictures."""
     thinking: ThinkingBudget | None = None
     """None: it may think for as long as it likes."""
 

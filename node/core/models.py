@@ -134,6 +134,8 @@ class ModelSpec:
     """Bytes of the ends that the driver reads for each token: the LM head's. Of a separate embedding it reads one row."""
     score_bytes: int = 0
     """Bytes of the attention scores of one chunk, for each token of the context; 0 where attention is fused."""
+    picture_bytes: int = 0
+    """Working memory of the vision tower, at the largest picture; 0 for a model without one. Its weights are among the ends."""
     wish: Wish = Wish()
     """It travels with the placement, so that the next head has it."""
     draft: "ModelSpec | None" = None
@@ -209,6 +211,8 @@ class ModelEntry:
     """Tokens that a request may have: those of its ring; of a model without one, those of its config; 0 as for `config`."""
     parameters: int = 0
     """Number of its parameters; 0 if it is not known here."""
+    takes_pictures: bool = False
+    """As far as is known here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -13,8 +13,9 @@ from mlx_lm.utils import load_config
 from node.core.errors import ModelBroken, naming
 from node.core.generation import RANGES, in_range
 from node.core.mlx_errors import MLX_ERRORS
-from node.model.file_names import CONFIGS, MAX_LICENSE_BYTES, check_size, is_license
+from node.model.file_names import CONFIGS, MAX_LICENSE_BYTES, PROCESSORS, check_size, is_license
 from node.model.json_parser import JsonParser
+from node.model.picture_form import PictureForm, picture_form
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,20 @@ def read_sampling(directory: Path) -> dict[str, float]:
 def _tell_once(path: Path, absurd: str) -> None:
     """A model's small files are read again for each client that asks what it is."""
     log.warning("%s: ignored %s, which no request may have", path, absurd)
+
+
+def read_picture_form(directory: Path, config: Mapping[str, Any]) -> PictureForm | None:
+    """See `picture_form`. `config`: the model's config.json. Raises ModelBroken."""
+    processor: Any = {}
+    for name in PROCESSORS:
+        path = directory / name
+        check_small(path)
+        with _reading(name, directory):
+            given = json.loads(path.read_text("utf-8")) if path.exists() else {}
+            if not isinstance(given, dict):
+                raise ValueError("it is not a JSON object")  # noqa: TRY004 - a fault of the file
+            processor = given.get("image_processor", given) or processor
+    return picture_form(config, processor)
 
 
 def read_template(directory: Path, parser: JsonParser) -> str:

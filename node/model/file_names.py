@@ -11,6 +11,8 @@ DESCRIPTION = ".pippin-tensors.json"
 
 INDEX = "model.safetensors.index.json"
 CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+"""How a model takes pictures; the second one is preferred."""
 
 MAX_LAYOUT_BYTES = 32 * 2**20
 """Maximum bytes of a header of safetensors, an index, or a description; those of the largest models have some 15 MB."""
@@ -18,10 +20,11 @@ MAX_TOKENIZER_BYTES = 64 * 2**20
 """Maximum bytes of a file of a tokenizer. The largest tokenizer.json has some 35 MB."""
 MAX_SMALL_BYTES = 256 * 2**20
 """Maximum bytes of all small files of a model together."""
-_MAX_BYTES = dict.fromkeys(CONFIGS, 2**20) | dict.fromkeys((DESCRIPTION, INDEX), MAX_LAYOUT_BYTES)
+_MAX_BYTES = dict.fromkeys((*CONFIGS, *PROCESSORS), 2**20) | dict.fromkeys((DESCRIPTION, INDEX), MAX_LAYOUT_BYTES)
 
 _SMALL = {
     *CONFIGS,
+    *PROCESSORS,
     *(DESCRIPTION, INDEX),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "chat_template.json"),

@@ -20,6 +20,8 @@ _FOREIGN = re.compile(
     r"(?:^|\.)(?:vision|visual|audio|image_|embed_vision|embed_audio|multi_modal|mm_projector|patch_merge|aligner|mtp)"
 )
 
+_TOWER = re.compile(r"(?:model\.)?(?:vision_tower|visual|multi_modal_projector)\.")
+
 _MTP = re.compile(r"(?:[\w.]+\.)?mtp(?:_layers)?\.")
 
 _GROUP = 64
@@ -34,6 +36,11 @@ def is_foreign(tensor: str) -> bool:
     return _FOREIGN.search(tensor, 0, layer.start() if layer else len(tensor)) is not None
 
 
+def is_tower(tensor: str) -> bool:
+    """Whether the tensor is one of a vision tower that drivers load, see node.engine.tower, if the model's kind is supported."""
+    return _TOWER.match(tensor) is not None
+
+
 def layer_of(tensor: str) -> int | None:
     """Layer of the text model that a tensor belongs to; None for tensors outside of layers and foreign ones."""
     layer = _LAYER.search(tensor)
@@ -41,19 +48,20 @@ def layer_of(tensor: str) -> int | None:
 
 
 def layers_by_file(weight_map: Mapping[str, str]) -> dict[str, set[int | None]]:
-    """The layers that have tensors in each file with any part of the text model; None: it has tensors outside of layers.
+    """The layers that have tensors in each file with any part of the text model, or of a tower; None: it has tensors outside of
+    layers.
 
     `weight_map`: tensor to file. A model is complete when these files are here.
     """
     found: dict[str, set[int | None]] = {}
     for tensor, file in weight_map.items():
-        if not is_foreign(tensor):
+        if not is_foreign(tensor) or is_tower(tensor):
             found.setdefault(file, set()).add(layer_of(tensor))
     return found
 
 
 def files_for(weight_map: Mapping[str, str], start: int, end: int, ends: bool) -> set[str]:
-    """Files with the layers [start, end) and, if `ends`, all tensors of the text model outside of layers.
+    """Files with the layers [start, end) and, if `ends`, all tensors of the text model outside of layers, and of a tower.
 
     The layer after the model's last one is its layer for multi-token prediction (MTP). In some families it has that number; in
     others a name, and in a folder with nothing else any name. `weight_map`: tensor to file.
@@ -101,6 +109,10 @@ class Weights:
     def ends_bytes(self) -> int:
         """Bytes of the embedding, final norm, LM head and whatever else of the text model is outside of layers."""
         return self._by_layer[None]
+
+    @property
+    def tower_bytes(self) -> int:
+        return sum(tensor.nbytes for name, tensor in self.tensors.items() if is_tower(name))
 
     @property
     def head_bytes(self) -> int:

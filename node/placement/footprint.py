@@ -27,6 +27,7 @@ class Footprint:
         # a chunk are computed; and the KV cache of a layer grows by copying all sessions of a lane.
         scores = spec.score_bytes * context
         self.reserve = STAGE_RESERVE + max(scores, *spec.layer_bytes) + max(cache) * sessions
+        self._pictures = max(0, spec.picture_bytes - (self.reserve - STAGE_RESERVE))
         self.cache = sum(cache) * sessions
         self._guesses_alone = spec.guesses_alone
         self._guesser = 0
@@ -39,6 +40,7 @@ class Footprint:
     def stage(self, start: int, end: int, *, driver: bool) -> int:
         """Bytes of layers [start, end) on one node. A driver has what guesses, too, if it is of use."""
         ends = self._ends if driver or self._shared else 0
+        ends += self._pictures if driver else 0
         whole = end - start == len(self._before) - 1
         guesser = self._guesser if driver and (not whole or self._guesses_alone) else 0
         return self._before[end] - self._before[start] + self.reserve + ends + guesser

@@ -183,7 +183,7 @@ class KvCost(_message.Message):
     def __init__(self, per_token: _Optional[int] = ..., fixed: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("model", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends", "head_bytes", "revision", "score_bytes", "kv_bits", "draft", "wish", "mtp")
+    __slots__ = ("model", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends", "head_bytes", "revision", "score_bytes", "kv_bits", "draft", "wish", "mtp", "picture_bytes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LAYER_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDS_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class ModelSpec(_message.Message):
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     WISH_FIELD_NUMBER: _ClassVar[int]
     MTP_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: str
     layer_bytes: _containers.RepeatedScalarFieldContainer[int]
     ends_bytes: int
@@ -212,7 +213,8 @@ class ModelSpec(_message.Message):
     draft: ModelSpec
     wish: Wish
     mtp: ModelSpec
-    def __init__(self, model: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ..., revision: _Optional[str] = ..., score_bytes: _Optional[int] = ..., kv_bits: _Optional[int] = ..., draft: _Optional[_Union[ModelSpec, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., mtp: _Optional[_Union[ModelSpec, _Mapping]] = ...) -> None: ...
+    picture_bytes: int
+    def __init__(self, model: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ..., revision: _Optional[str] = ..., score_bytes: _Optional[int] = ..., kv_bits: _Optional[int] = ..., draft: _Optional[_Union[ModelSpec, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., mtp: _Optional[_Union[ModelSpec, _Mapping]] = ..., picture_bytes: _Optional[int] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("total", "usable", "used", "kept")
