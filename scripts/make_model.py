@@ -4,6 +4,7 @@
     scripts/make_model.py --preset 25m --out /tmp/25m
     scripts/make_model.py --preset qwen3-0.6b --out /tmp/qwen --dtype bf16 --quantize 4 --shards 3
     scripts/make_model.py --preset 25m --out /tmp/25m-mtp --mtp 0.8    # with an MTP layer that is right for 80 % of the tokens
+    scripts/make_model.py --preset tiny-mistral3 --out /tmp/pictures   # takes pictures
 
 The tokenizer is that of the built-in model. If the real vocabulary is larger, generated words fill it, because random
 weights sample any token and each needs a text.
@@ -11,6 +12,7 @@ weights sample any token and each needs a text.
 
 import argparse
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, get_total_parameters, quantize_model, save_config
+
+from node.engine.tower import Tower
+from node.model.picture_form import picture_form
 
 DEMO = Path(__file__).resolve().parent.parent / "node" / "builtin" / "pippin-demo"
 TOKENIZER_FILES = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -53,6 +58,28 @@ def qwen3(shape: tuple[int, int, int, int, int], vocab: int = 2048, **more: Any)
     return llama(shape, vocab, **{**kind, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, **more})
 
 
+def mistral3(text: Config, vision: Config, **more: Any) -> Config:
+    """A text model behind a tower for pictures, as Mistral's."""
+    return {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": text,
+        "vision_config": {"model_type": "pixtral", "num_channels": 3, "rope_theta": 10000.0, **vision},
+        "image_token_index": text["vocab_size"] - len(PICTURE_TOKENS),
+        "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2,
+        "vision_feature_layer": -1,
+        **more,
+    }
+
+
+def pixtral(text: Config, vision: Config) -> Config:
+    kind = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "pixtral", "spatial_merge_size": 1}
+    return mistral3(text, vision, **kind)
+
+
+PICTURE_TOKENS = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 LLAMA3_ROPE = {
     "factor": 32.0,
     "low_freq_factor": 1.0,
@@ -60,9 +87,78 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
+MINISTRAL3_ROPE = {
+    "rope_theta": 1000000.0,
+    "rope_type": "default",
+    "llama_4_scaling_beta": 0.1,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def qwen_vl(kind: str, text: Config, vision: Config) -> Config:
+    """A text model behind a tower for pictures, as Qwen's, whose pictures have positions in three axes."""
+    rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    return {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": kind,
+        "text_config": {**text, "model_type": f"{kind}_text", "rope_scaling": rope},
+        "vision_config": {"model_type": kind, "in_channels": 3, "spatial_merge_size": 2, **vision},
+        **{name: text["vocab_size"] - 5 + k for k, name in enumerate(QWEN_TOKENS)},
+    }
+
+
+QWEN_TOKENS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "vision_token_id": "<|vision_pad|>",
+}
+TINY_TOWER = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 128,
+    "patch_size": 4,
+    "image_size": 64,
+}
 PRESETS: dict[str, Config] = {
     "tiny": llama((64, 4, 4, 2, 160)),
     "tiny-qwen3": qwen3((64, 4, 4, 2, 160)),
+    "tiny-mistral3": mistral3(
+        llama(
+            (64, 4, 4, 2, 160),
+            2056,
+            model_type="ministral3",
+            rope_parameters=MINISTRAL3_ROPE,
+            tie_word_embeddings=False,
+        ),
+        TINY_TOWER,
+    ),
+    "tiny-pixtral": pixtral(
+        llama((64, 4, 4, 2, 160), 2056, model_type="mistral", tie_word_embeddings=False), TINY_TOWER
+    ),
+    "tiny-qwen2.5-vl": qwen_vl(
+        "qwen2_5_vl",
+        llama((64, 4, 4, 2, 160), 2056),
+        {
+            "hidden_size": 64,
+            "out_hidden_size": 64,
+            "depth": 3,
+            "num_heads": 2,
+            "intermediate_size": 128,
+            "patch_size": 4,
+            "spatial_patch_size": 4,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+    ),
+    "tiny-qwen2-vl": qwen_vl(
+        "qwen2_vl",
+        llama((64, 4, 4, 2, 160), 2056),
+        {"embed_dim": 64, "hidden_size": 64, "depth": 2, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4},
+    ),
     "25m": llama((384, 14, 6, 2, 1152)),
     "110m": llama((768, 14, 12, 4, 2048), 32000),
     "400mb": llama((768, 16, 12, 4, 2048)),
@@ -88,6 +184,21 @@ def build(config: Config, dtype: mx.Dtype, seed: int) -> Module:
 
     model.update(tree_map_with_path(spread, model.parameters()))  # type: ignore[no-untyped-call]
     return model
+
+
+def tower(config: Config, dtype: mx.Dtype) -> dict[str, mx.array]:
+    """Random weights of the tower for pictures and of what is behind it, named as mlx-vlm's conversions name them."""
+    form = picture_form(config, {})
+    if form is None:
+        raise SystemExit(f"Pippin knows no tower of {config['model_type']} models.")
+
+    def drawn(name: str, shape: tuple[int, ...]) -> mx.array:
+        if len(shape) == 1:
+            return mx.zeros(shape, dtype) if name.endswith("bias") else mx.ones(shape, dtype)
+        return mx.random.normal(shape, scale=1.5 / math.prod(shape[1:]) ** 0.5).astype(dtype)
+
+    leaves: Any = tree_flatten(Tower(config, form).vlm.parameters())
+    return {name: drawn(name, weight.shape) for name, weight in leaves}
 
 
 def build_foretold(config: Config, dtype: mx.Dtype, seed: int, right: float) -> tuple[Module, dict[str, mx.array]]:
@@ -136,9 +247,8 @@ def weights_of(model: Module) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))  # type: ignore[no-untyped-call]
 
 
-def split_weights(model: Module, shards: int) -> list[dict[str, mx.array]]:
+def split_weights(weights: dict[str, mx.array], shards: int) -> list[dict[str, mx.array]]:
     """Divide the weights into files of similar size, in the order of the layers, as published models do."""
-    weights = weights_of(model)
     total = sum(value.nbytes for value in weights.values())
     files: list[dict[str, mx.array]] = [{} for _ in range(shards)]
     before = 0
@@ -148,12 +258,12 @@ def split_weights(model: Module, shards: int) -> list[dict[str, mx.array]]:
     return [file for file in files if file]
 
 
-def save_weights(model: Module, out: Path, shards: int = 1) -> None:
-    """Save as mlx_lm.utils.save_model does, which can't make files smaller than a gigabyte."""
+def save_weights(model: Module, out: Path, shards: int = 1, **more: mx.array) -> None:
+    """Save as mlx_lm.utils.save_model does, which can't make files smaller than a gigabyte; with `more` weights by name."""
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("model*.safetensors*"):
         old.unlink()
-    files = split_weights(model, shards)
+    files = split_weights(weights_of(model) | more, shards)
     places = {}
     for i, file in enumerate(files, 1):
         name = f"model-{i:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
@@ -170,11 +280,45 @@ def copy_tokenizer(config: Config, out: Path) -> None:
         shutil.copyfile(DEMO / name, out / name)
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
+    size = config.get("text_config", config)["vocab_size"]
     # No merge produces these tokens, so only the model writes them. "Ġ" is the byte-level form of a space.
-    vocabulary.update({f"Ġw{i}": i for i in range(len(vocabulary), config["vocab_size"])})
+    marks = {} if "vision_config" not in config else QWEN_TOKENS if "image_token_id" in config else PICTURE_TOKENS
+    vocabulary.update({f"Ġw{i}": i for i in range(len(vocabulary), size - len(marks))})
+    if marks:
+        add_pictures(config, list(marks.values()), tokenizer, out)
     (out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
     demo = json.loads((DEMO / "config.json").read_text())
     config.update({key: demo[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
+
+
+def add_pictures(config: Config, marks: list[str], tokenizer: Config, out: Path) -> None:
+    """The tokens, the template and the settings with which pictures are taken, as Mistral's or Qwen's models have them."""
+    for number, text in enumerate(marks, len(tokenizer["model"]["vocab"])):
+        tokenizer["model"]["vocab"][text] = number
+        tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": number, "content": text})
+    template = (out / "chat_template.jinja").read_text()
+    part = "for part in content if part.type == 'text' -%}{{- part.text -}}"
+    mark = "".join(QWEN_TOKENS[f"{name}_token_id"] for name in ("vision_start", "image", "vision_end"))
+    mark = mark if "image_token_id" in config else PICTURE_TOKENS["image_token"]
+    either = f"for part in content -%}}{{{{- '{mark}' if part.type == 'image' else part.text -}}}}"
+    if part not in template:
+        raise SystemExit("The built-in model's template has changed: see add_pictures.")
+    (out / "chat_template.jinja").write_text(template.replace(part, either))
+    vision = config["vision_config"]
+    settings = {
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "patch_size": vision["patch_size"],
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+    }
+    if "image_token_id" in config:
+        settings |= {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 16 * 16, "max_pixels": 64 * 64}
+    else:
+        settings |= {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": vision["image_size"]}}
+        names = {"patch_size": vision["patch_size"], "spatial_merge_size": config["spatial_merge_size"]}
+        (out / "processor_config.json").write_text(json.dumps(names | PICTURE_TOKENS, indent=2) + "\n")
+    (out / "preprocessor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -193,7 +337,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    config = dict(PRESETS[args.preset])
+    config: Config = json.loads(json.dumps(PRESETS[args.preset]))
     dtype = DTYPES[args.dtype]
     config["torch_dtype"] = str(dtype).removeprefix("mlx.core.")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -207,13 +351,14 @@ def main() -> None:
     if args.quantize:
         group = 32 if args.preset.startswith("tiny") else 64
         model, config = quantize_model(model, config, group_size=group, bits=args.quantize)
-    save_weights(model, args.out, args.shards)
+    save_weights(model, args.out, args.shards, **tower(config, dtype) if "vision_config" in config else {})
     if args.mtp is not None:
         add_mtp(mtp, args.out)
-    save_config(config, args.out / "config.json")
+    save_config(config, args.out / "config.json", keep_vision_config=True)
     size = sum(file.stat().st_size for file in args.out.glob("*.safetensors"))
+    text = config.get("text_config", config)
     kind = f"{args.quantize} bits" if args.quantize else args.dtype
-    print(f"{args.out}: {args.preset}, {config['num_hidden_layers']} layers, {parameters / 1e6:.1f} M parameters, "
+    print(f"{args.out}: {args.preset}, {text['num_hidden_layers']} layers, {parameters / 1e6:.1f} M parameters, "
           f"{kind}, {size / 1e6:.0f} MB in {len(list(args.out.glob('*.safetensors')))} file(s)")  # fmt: skip
 
 

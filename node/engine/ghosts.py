@@ -167,6 +167,17 @@ def around_layers(model: Module) -> list[Place]:
 
 
 @contextmanager
+def changed_output(place: Place, change: Callable[[mx.array], mx.array]) -> Iterator[None]:
+    """Inside, a module returns what this makes of its output."""
+    parent, name, module = place
+    parent[name] = LayerProxy(module, lambda original, *args: change(original(*args)))
+    try:
+        yield
+    finally:
+        parent[name] = module
+
+
+@contextmanager
 def record_outputs(around: Sequence[Place]) -> Iterator[list[mx.array]]:
     """Inside, record the arrays that these modules return, those of the outermost one last."""
     seen: list[mx.array] = []

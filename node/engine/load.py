@@ -25,10 +25,14 @@ from node.engine.ghosts import find_layers
 from node.engine.graph import sources, weights_in
 from node.engine.mtp import Mtp, find_mtp, with_ends
 from node.engine.plan import Plan, make_plan
+from node.engine.rotation import Rotation
 from node.engine.stage import Stage, Weight
+from node.engine.tower import Tower
 from node.engine.warm_up import warm_up
 from node.engine.wiring import Wiring
-from node.model.config import read_config
+from node.model.config import read_config, read_picture_form
+from node.model.picture_form import PictureForm
+from node.model.weights import is_tower
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +79,10 @@ def load_stage(
     _warn_if_unproven(directory.name, plan.model_type)
     yield 0.0
     scalars: dict[mx.Dtype, mx.array] = {}
-    model = _load_lazily(directory, tensors, scalars, mtp, is_mtp=is_mtp)
+    form = None if is_mtp else read_picture_form(directory, config)
+    model = _load_lazily(directory, tensors, scalars, mtp, is_mtp=is_mtp, form=form if start == 0 else None)
+    if form and form.in_axes:
+        model.rotation = Rotation(list(find_layers(model))[start:end], config.get("text_config") or config)
     own = own_weights(model, plan, start, end)
     free_others(model, own)
     # An MTP layer is a model of its own, with names that are those of other weights in the whole one.
@@ -132,8 +139,10 @@ def _load_lazily(
     mtp: Mtp | None,
     *,
     is_mtp: bool,
+    form: PictureForm | None,
 ) -> Module:
-    """Load the complete model with mlx-lm, or its MTP layer, without reading weights. `mtp`: the layer, if the model has one.
+    """Load the complete model with mlx-lm, or its MTP layer, without reading weights. `mtp`: the layer, if the model has one. With
+    a `form` of pictures it has a `tower`, if mlx-vlm is here.
 
     A tensor whose file is missing is replaced by a broadcast one of the `scalars`: mlx-lm guesses a checkpoint's
     format, and which modules are quantized, from the tensors that it gets.
@@ -141,6 +150,7 @@ def _load_lazily(
     Raises ModelBroken unless the files have exactly the tensors of the model.
     """
     held = _lazy_tensors(directory, tensors, scalars)
+    of_tower = {name: tensor for name, tensor in held.items() if is_tower(name)} if form else {}
 
     def classes(config: dict[str, Any]) -> tuple[type[Module], type]:
         base, args = _get_classes(config)
@@ -185,6 +195,11 @@ def _load_lazily(
         ) from error
     finally:
         held.clear()  # the model's class refers to it
+    if form and of_tower:
+        try:
+            model.tower = Tower(read_config(directory), form, of_tower)
+        except ModelUnsupported as error:
+            log.warning("%s takes no pictures here: %s", directory.name, error)
     return model
 
 

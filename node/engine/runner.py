@@ -10,10 +10,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from node.core.errors import PippinError
+from node.core.errors import BadRequest, ModelUnsupported, PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult
 from node.core.frames import Back, CacheOp, Drop, Frame, Held, NonFiniteRow, SequenceId
 from node.core.mlx_errors import MLX_ERRORS, fault_of
+from node.core.pictures import Picture
 from node.engine.device import is_gpu
 from node.engine.evaluate import evaluate, is_finite
 from node.engine.faults import Faults
@@ -22,6 +23,7 @@ from node.engine.lanes import LeftoverKv
 from node.engine.sampling import NO_TOKEN, Draw, Drawn, Sampled, begin_draw
 from node.engine.stage import Stage
 from node.engine.tensor_codec import Packed, pack, token_array, unpack, unpack_tokens
+from node.engine.tower import Seen, Splice, Tower
 from node.engine.verdict import Following, StepFailed, Verdict
 from node.kv.blocks import BLOCK
 from node.text.constraint import Constraints
@@ -168,7 +170,13 @@ class Runner:
     # --- a step, at any stage ---
 
     def _begin(
-        self, frame: Frame, tokens: mx.array | None, tensors: Sequence[mx.array] = (), *, last: bool = False
+        self,
+        frame: Frame,
+        tokens: mx.array | None,
+        tensors: Sequence[mx.array] = (),
+        *,
+        last: bool = False,
+        splice: Splice | None = None,
     ) -> Outgoing:
         """Run this stage's layers, and begin the evaluation of what the next stage needs; of that of the `last` one, the
         driver. `tokens`: int32 [rows, length], need not be evaluated.
@@ -183,6 +191,9 @@ class Runner:
             wanted=judged or not last,
             unverified=unverified,
             deferred=self._together,
+            splice=splice,
+            shifts=frame.shifts,
+            spans=frame.spans,
         )
         finite = self._stage.finite(hidden, lengths, unverified) if judged else None
         is_short = last and frame.sampled and not frame.every
@@ -208,13 +219,54 @@ class Runner:
 
     # --- the driver ---
 
-    def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
+    @property
+    def in_axes(self) -> bool:
+        """Whether the places of pictures have their positions in three axes."""
+        return self._stage.rotation is not None
+
+    def check_pictures(self, pictures: Sequence[Picture]) -> list[tuple[int, int]]:
+        """Rows and columns of each picture's places. Raises ModelUnsupported if the model takes none here, and BadRequest for one
+        that is not in its form. In any thread.
+        """
+        tower: Tower | None = getattr(self._stage.model, "tower", None)
+        if tower is None or self.plan.reads_tokens or tower.form.vocabulary != self.plan.vocabulary:
+            raise ModelUnsupported(f"This {self.plan.model_type} model takes no pictures on this node.")
+        for picture in pictures:
+            picture.check()
+            if tower.form.size(picture.width, picture.height) != (picture.width, picture.height):
+                raise BadRequest(f"The model takes no picture of {picture.width}x{picture.height} pixels.")
+        return [tower.form.grid(picture.width, picture.height) for picture in pictures]
+
+    def see(self, pictures: Sequence[Picture], tokens: Sequence[int], sent: int) -> Generator[float, None, Seen]:
+        """The embeddings of those places of pictures in a prompt that are not sent yet, in pieces. Raises BadRequest if the places in
+        it are not those of the pictures.
+        """
+        tower, vocabulary = self._stage.model.tower, self.plan.vocabulary
+        positions = [position for position, token in enumerate(tokens) if token >= vocabulary]
+        found: dict[int, tuple[mx.array, int]] = {}
+        for picture in pictures:
+            numbers = picture.numbers(tower.form.places(picture.width, picture.height), vocabulary)
+            own, positions = positions[: len(numbers)], positions[len(numbers) :]
+            if [tokens[position] for position in own] != numbers:
+                raise BadRequest(
+                    "The places of pictures in the prompt are not those of the pictures that came with it."
+                )
+            if own[-1] >= sent:
+                with self._step():
+                    embeddings = yield from tower.see(picture)
+                found |= {position: (embeddings, place) for place, position in enumerate(own) if position >= sent}
+        if positions:
+            raise BadRequest(f"The prompt has {len(positions)} places of pictures that did not come with it.")
+        return Seen(found)
+
+    def begin(self, frame: Frame, tokens: Sequence[Sequence[int]], seen: Seen | None = None) -> Frame:
         """Apply the operations and run the driver's layers on `tokens`, a row for each session, of the lengths that the
-        frame tells; returns the frame for the next stage.
+        frame tells; returns the frame for the next stage. `seen`: the pictures in the only row.
         """
         with self._step(frame.lane):
             self._apply(frame.ops)
-            return self._sent(frame, self._begin(frame, token_array(tokens)))
+            ids, splice = _spliced(tokens, seen)
+            return self._sent(frame, self._begin(frame, ids, splice=splice))
 
     def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
         """Apply the LM head to the hidden states that came back, sample a token, or a failure, for each row, and judge the
@@ -230,7 +282,7 @@ class Runner:
             # None is drawn after padding, which is at a step's end.
             logits = self._stage.finish(unpack(frame.tensors), unverified=frame.unverified)[: len(draws)]
             drawn = None if guesses else begin_draw(logits, draws)
-            after = replace(frame, ops=(), tokens=None, faults=(), unverified=0, every=False)
+            after = replace(frame, ops=(), tokens=None, faults=(), unverified=0, every=False, spans=())
             early = drawn and following.chain and self.plan.steps_back
             # No guess, but its session may end with the token, which nobody has read yet.
             begun = self._begin(replace(after, unverified=1), drawn.tokens) if drawn and early else None
@@ -303,6 +355,7 @@ class Runner:
         go_on: Callable[[], bool] = lambda: True,
         *,
         told: bool = False,
+        seen: Seen | None = None,
     ) -> Generator[Verdict, None, None]:
         """A whole step of a ring of one stage, with a result for each of `draws` or of `chunks`; yields its verdict. If the
         step has guesses, those that are wrong are yet to be taken back.
@@ -311,7 +364,7 @@ class Runner:
         begins before the tokens of the one before it are read, as in mlx-lm's generate_step, so that the device does not
         wait for a graph; one more has begun at the end. Its tokens are drawn before that, too, unless grammars or penalties
         need to know those. None follows after MAX_JOB_S, after a session's end, or once `go_on` says no. Requires
-        `Plan.steps_back`. `told`: a verdict has the hidden states.
+        `Plan.steps_back`. `told`: a verdict has the hidden states. `seen`: as in `begin`.
         """
         assert frame.lane is not None
         until = time.monotonic() + MAX_JOB_S
@@ -320,10 +373,10 @@ class Runner:
             drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)
             if drawn is None:
                 wanted, deferred = bool(draws or chunks or told), self._together and bool(draws)
-                ids, lengths, unverified = token_array(tokens), frame.lengths, frame.unverified
-                hidden = self._stage.run(
-                    frame.lane, ids, (), lengths, wanted=wanted, unverified=unverified, deferred=deferred
-                )
+                (ids, splice), lengths, unverified = _spliced(tokens, seen), frame.lengths, frame.unverified
+                how: dict[str, Any] = {"wanted": wanted, "deferred": deferred, "unverified": unverified}
+                where: dict[str, Any] = {"splice": splice, "shifts": frame.shifts, "spans": frame.spans}
+                hidden = self._stage.run(frame.lane, ids, (), lengths, **how, **where)
                 if not draws:
                     yield Verdict(self._evaluated(hidden, chunks), hidden=pack(hidden) if told else ())
                     return
@@ -337,7 +390,9 @@ class Runner:
                 drawn = begin_draw(logits, draws, beside)
                 drawn.hidden = hidden if told else ()
             for left in reversed(range(ahead)):
-                hidden = self._stage.run(frame.lane, drawn.tokens, unverified=1, deferred=self._together)
+                hidden = self._stage.run(
+                    frame.lane, drawn.tokens, unverified=1, deferred=self._together, shifts=frame.shifts
+                )
                 logits = self._stage.finish(hidden)
                 results, draws, following = self._draw_ahead(logits, drawn, draws, self._beside(frame.lane))
                 following.hidden = hidden if told else ()
@@ -412,6 +467,14 @@ class Runner:
             tokens = unpack_tokens(frame.tokens, self.plan.vocabulary) if frame.tokens else None
             frame = self._sent(frame, self._begin(frame, tokens, unpack(frame.tensors), last=last))
             return replace(frame, tokens=None, lengths=()) if last else frame
+
+
+def _spliced(tokens: Sequence[Sequence[int]], seen: Seen | None) -> tuple[mx.array, Splice | None]:
+    """The ids of a step, and what comes in the places of pictures."""
+    if seen is None:
+        return token_array(tokens), None
+    ids, splice = seen.splice(tokens[0])
+    return token_array([ids]), splice
 
 
 def _token(result: Sampled | PippinError) -> int:

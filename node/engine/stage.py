@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -9,13 +10,16 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.quantized import QuantizedEmbedding
 from mlx_lm.models.cache import make_prompt_cache
 
+from node.core.axes import Span
 from node.core.errors import ModelUnsupported, PippinError
 from node.core.frames import SequenceId
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
-from node.engine.ghosts import PartialModel, Place, around_layers, find_layers, record_outputs
+from node.engine.ghosts import PartialModel, Place, around_layers, changed_output, find_layers, record_outputs
 from node.engine.kv_blocks import (
     Block,
     Layout,
@@ -30,6 +34,8 @@ from node.engine.kv_blocks import (
 )
 from node.engine.lanes import CacheLane, Lanes, LeftoverKv
 from node.engine.plan import Plan
+from node.engine.rotation import Rotation
+from node.engine.tower import Splice
 from node.kv.blocks import BLOCK
 
 _CLEAR_STEPS = 256
@@ -68,6 +74,8 @@ class Stage:
         self.weights = weights
         self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         self.model = model
+        self.rotation: Rotation | None = getattr(model, "rotation", None)
+        """Of the layers, if pictures have positions in three axes."""
         layers = list(find_layers(model))
         self._body = PartialModel(model, layers, start, end, plan.patterns, plan.carried)
         self._tail = PartialModel(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
@@ -81,6 +89,19 @@ class Stage:
     def _around(self) -> Sequence[Place]:
         """The modules around the layers."""
         return around_layers(self.model)
+
+    @cached_property
+    def _embedding(self) -> Place:
+        """The module that embeds tokens. Raises ModelUnsupported if there is none."""
+        named: Any = self.model.named_modules()  # type: ignore[no-untyped-call]
+        for path, module in named:
+            if isinstance(module, Embedding | QuantizedEmbedding) and not path.startswith("tower."):
+                parent: Any = self.model
+                *above, name = path.split(".")
+                for step in above:
+                    parent = parent[step]
+                return parent, name, module
+        raise ModelUnsupported(f"{self.plan.model_type} models have no embedding into which pictures could come.")
 
     def sibling(self) -> "Stage":
         """A stage of another ring, with the same weights, the same `leftover`, and caches of its own."""
@@ -174,13 +195,17 @@ class Stage:
         wanted: bool = True,
         unverified: int = 0,
         deferred: bool = False,
+        splice: Splice | None = None,
+        shifts: Sequence[int] = (),
+        spans: Sequence[Span] = (),
     ) -> tuple[mx.array, ...]:
         """Run the layers on a step of the lane of this number.
 
         `tokens`: int32 [rows, length] of the vocabulary, which need not be evaluated; only the driver and models with
         `plan.reads_tokens` need them. `tensors`: what the stage before has returned; none at the driver. `lengths`: valid
         tokens of each row of a right-padded prefill; empty if all rows are full. `unverified`: see Frame.unverified. A step
-        of several tokens is one of a prompt, unless some of them may be taken back.
+        of several tokens is one of a prompt, unless some of them may be taken back. `splice`: embeddings of pictures among the
+        tokens of the only row. `shifts`, `spans`: as of Frame.
 
         Returns hidden states [rows, length, width] and any other arrays that the architecture sends between layers;
         their evaluation has begun. Unless they are `wanted`, only the caches are computed, and it returns none.
@@ -203,7 +228,9 @@ class Stage:
         if padded:
             for cache in lane.caches:
                 cache.prepare(lengths=list(lengths), right_padding=[length - valid for valid in lengths])
-        output = self._body(tokens, [lane.caches[entry] for entry in self._entries], tensors)
+        embedded = changed_output(self._embedding, splice.into) if splice else nullcontext()
+        with embedded, self._rotated(rows, length, shifts, spans):
+            output = self._body(tokens, [lane.caches[entry] for entry in self._entries], tensors)
         output = output if wanted else ()  # the last layer may then do less: that of a model with shared KV, nothing
         caches.advance_shadows(lane.caches[len(self._own) :], rows, length)
         if padded:
@@ -213,6 +240,19 @@ class Stage:
         lane.positions = [p + n for p, n in zip(lane.positions, lengths or [length] * rows, strict=True)]
         self._evaluate(lane, output, is_prompt=length > _SHORT and not unverified, deferred=deferred)
         return output
+
+    def _rotated(
+        self, rows: int, length: int, shifts: Sequence[int], spans: Sequence[Span]
+    ) -> AbstractContextManager[None]:
+        """Raises PippinError if they do not fit the step or the layers."""
+        if not (shifts or spans):
+            return nullcontext()
+        fits = rows == 1 and sum(span.tokens for span in spans) == length if spans else len(shifts) == rows
+        if not fits or self.rotation is None:
+            raise PippinError(
+                f"Positions of {len(shifts)} rows and {len(spans)} spans do not fit a step of {rows}x{length}."
+            )
+        return self.rotation.at(shifts, spans)
 
     def _checked(self, tokens: mx.array | None, tensors: Sequence[mx.array]) -> mx.array:
         """The tokens of a step, or zeros where no layer reads them. Raises PippinError for a step that does not fit."""

@@ -13,11 +13,14 @@ import mlx.core as mx
 
 from node.core.errors import PippinError
 from node.core.mlx_errors import MLX_ERRORS
+from node.core.pictures import Picture
 from node.engine.dry_run import replace_weights
 from node.engine.ghosts import find_layers
 from node.engine.miniature import miniatures
 from node.engine.plan import activation_dtype, build, make_plan
+from node.engine.tower import Tower
 from node.engine.warm_up import warm_up
+from node.model.picture_form import PictureForm, picture_form
 
 _RAISED = (PippinError, *MLX_ERRORS)
 
@@ -42,11 +45,21 @@ def first_run(
     mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
     try:
         make_plan(config, weight_bytes, kv_bits, unproven=unproven)
+        if form := picture_form(config, {}):
+            _see(Tower(config, form), form)
         for small in miniatures(config):
             if _runs(small, kv_bits, unproven=unproven):
                 return
     except _RAISED:
         return
+
+
+def _see(tower: Tower, form: PictureForm) -> None:
+    """See the smallest picture with weights that take no memory."""
+    replace_weights(tower, [], mx.float32)
+    width, height = form.size(1, 1)
+    for _ in tower.see(Picture(width, height, bytes(3 * width * height))):
+        pass
 
 
 def _runs(config: Mapping[str, Any], kv_bits: int, *, unproven: bool) -> bool:

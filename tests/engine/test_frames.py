@@ -103,7 +103,7 @@ class Played:
                     pays.set()
         else:
             self.tokens += [len(step.tokens[0])] if is_of_answer else []
-            self._go_round(step, self.runners[0].begin(frame, step.tokens))
+            self._go_round(step, self.runners[0].begin(frame, step.tokens, step.seen))
 
     def _go_round(self, step: Step, frame: Frame) -> None:
         for runner in self.runners[1:]:

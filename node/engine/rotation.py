@@ -1,0 +1,80 @@
+"""Rotary embeddings of layers at positions that are not the numbers of the tokens: see node.core.axes.
+
+The layers ask their own module for it, with the number of the first token. Inside `at`, it is asked with the position instead;
+only the places of pictures, whose position differs from axis to axis, are turned here: each pair of numbers by the
+axis that the model's config names for it (`mrope_section` of transformers' Qwen2-VL; in Qwen3.5 the axes alternate).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
+
+from node.core.axes import Span
+from node.core.errors import ModelUnsupported
+from node.engine.ghosts import LayerProxy, Place
+
+
+class Rotation:
+    """Of some layers of a model."""
+
+    def __init__(self, layers: Sequence[Module], config: Mapping[str, Any]) -> None:
+        """`config`: of the text model. Raises ModelUnsupported for a model whose layers do it in another way."""
+        self._places: list[Place] = [
+            (parent, "rope", parent["rope"])
+            for layer in layers
+            for parent in layer.modules()  # type: ignore[no-untyped-call]
+            if "rope" in parent
+        ]
+        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        sections = scaling.get("mrope_section") or ()
+        self._axes = _alternating(sections) if scaling.get("mrope_interleaved") else _one_after_the_other(sections)
+        for _, _, rope in self._places:
+            if not isinstance(rope, RoPE) or rope.traditional or rope.scale != 1 or 2 * len(self._axes) != rope.dims:
+                raise ModelUnsupported(f"Pictures do not fit the rotary embedding of this model: {rope}, {sections}.")
+
+    @contextmanager
+    def at(self, shifts: Sequence[int], spans: Sequence[Span]) -> Iterator[None]:
+        """`shifts`: of each row; `spans`: of the tokens of the only row, if there are any."""
+        shift = mx.array(list(shifts)) if len(shifts) > 1 else next(iter(shifts), 0)
+
+        def act(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
+            return self._turned(rope, x, spans) if spans else rope(x, offset=offset + shift)
+
+        with ExitStack() as stack:
+            for parent, name, rope in self._places:
+                parent[name] = LayerProxy(rope, act)
+                stack.callback(parent.__setitem__, name, rope)
+            yield
+
+    def _turned(self, rope: Any, x: mx.array, spans: Sequence[Span]) -> mx.array:
+        """`x`: [1, heads, length, size of a head]."""
+        parts, begin = [], 0
+        for span in spans:
+            part = x[:, :, begin : begin + span.tokens]
+            begin += span.tokens
+            parts.append(self._of_picture(rope, part, span) if span.columns else rope(part, offset=span.base))
+        return mx.concatenate(parts, axis=2)
+
+    def _of_picture(self, rope: Any, x: mx.array, span: Span) -> mx.array:
+        places = mx.arange(span.first, span.first + span.tokens)
+        axes = mx.stack([mx.zeros_like(places), places // span.columns, places % span.columns]) + span.base
+        half = len(self._axes)
+        frequencies = 1.0 / (rope.base ** (mx.arange(0, rope.dims, 2).astype(mx.float32) / rope.dims))
+        angles = axes[mx.array(self._axes)].T.astype(mx.float32) * frequencies
+        cos, sin = mx.cos(angles).astype(x.dtype), mx.sin(angles).astype(x.dtype)
+        one, other, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return mx.concatenate([one * cos - other * sin, other * cos + one * sin, rest], axis=-1)
+
+
+def _one_after_the_other(sections: Sequence[int]) -> list[int]:
+    return [axis for axis, size in enumerate(sections) for _ in range(size)]
+
+
+def _alternating(sections: Sequence[int]) -> list[int]:
+    """Time, height and width in turn, as far as the last two go; the rest is time's."""
+    total = sum(sections)
+    return [axis if axis and k < 3 * sections[axis] else 0 for k in range(total) for axis in (k % 3,)]
