@@ -21,6 +21,7 @@ from node.ring.flight import Step
 from node.ring.guessing import Guessing
 from node.ring.pipeline import OpenLink, Pipeline
 from node.ring.scheduler import Scheduler
+from node.ring.seeing import Seeing
 from node.ring.session import Session
 from node.ring.stored_kv import StoredKv
 from node.ring.taking import Taking
@@ -78,6 +79,7 @@ class Driver:
         self._stored = stored
         taking = Taking(stored, runner)
         self._asking = Asking(taking, self._pipeline, self._admission, self._wake.set, self.end, alone=self._alone)
+        self._seeing = Seeing(compute, runner, self._admission, self._wake.set)
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
         self._requests = 0
@@ -117,6 +119,7 @@ class Driver:
             self._leftover = {**self._leftover, **self._admission.sequences()}
             self._pipeline.close()
             self._asking.end()
+            self._seeing.end()
             for session in self._admission.sessions():
                 self._admission.fail(session, reason)
             self._wake.set()
@@ -194,9 +197,12 @@ class Driver:
                 continue
             step = scheduler.next()
             self._asking.begin()
+            self._seeing.begin()
             if step:
                 await self._send(step)
             elif ops := self._admission.pop_ops():
+                if self._admission.running:  # else the other stages have nothing to which they could apply
+                    pipeline.open()
                 await self._compute.run(self.runner.apply, ops)
                 await pipeline.send(pipeline.frame(ops))
                 self._keep(ops)
@@ -219,7 +225,7 @@ class Driver:
         # The caches here change in the order of jobs, those of other stages in the order of `send`. Both are the same for
         # a lane, as nothing else is awaited between the choice of a step, its job and `send`; nor in `_finish`.
         try:
-            frame = await self._compute.run(self.runner.begin, frame, step.tokens)
+            frame = await self._compute.run(self.runner.begin, frame, step.tokens, step.seen)
         except PippinError as error:
             self._fail_step(step, error)
         else:
@@ -241,7 +247,8 @@ class Driver:
             return not (self._wake.is_set() or self._compute.waiting)
 
         told = self._guessing.follows(step, self._scheduler)
-        work = self.runner.run(frame, step.tokens, step.draws(), step.chunk_requests(), step.ahead, go_on, told=told)
+        asked = step.draws(), step.chunk_requests(), step.ahead, go_on
+        work = self.runner.run(frame, step.tokens, *asked, told=told, seen=step.seen)
         try:
             async for verdict in self._compute.iterate(work):
                 begun_at, before = now(), begun_at

@@ -10,9 +10,11 @@ from then on, else all steps behind are wrong. A wrong one still comes back, and
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from node.core.axes import Span
 from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, SequenceId
 from node.engine.sampling import Draw
+from node.engine.tower import Seen
 from node.engine.verdict import RowResult
 from node.ring.session import PartialEvaluation, Slot
 
@@ -32,6 +34,7 @@ class Step:
     """Whether each row yields its session's next token."""
     begin: int = 0
     """Of a step of prompts: the position of each row's first token."""
+    of_prompt: bool = False
     ahead: int = 0
     """If not 0, the stage may run so many steps of the lane, this one included, and begins one more."""
     unverified: int = 0
@@ -51,6 +54,24 @@ class Step:
         """Lengths of the rows; empty if they are equal."""
         lengths = tuple(map(len, self.tokens))
         return lengths if len(set(lengths)) > 1 else ()
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """See Frame.spans."""
+        axes = self.rows[0].session.axes if len(self.rows) == 1 and self.of_prompt else None
+        return axes.spans(self.begin, self.begin + len(self.tokens[0])) if axes else ()
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        """See Frame.shifts: of text behind all pictures."""
+        axes = [slot.session.axes for slot in self.rows]
+        return tuple(each.shift if each else 0 for each in axes) if any(axes) and not self.spans else ()
+
+    @property
+    def seen(self) -> Seen | None:
+        """The embeddings of pictures in a prompt, which is the only row then."""
+        seen = self.rows[0].seen if self.rows and self.of_prompt else None
+        return seen.at(self.begin) if seen else None
 
     @property
     def evaluations(self) -> list[PartialEvaluation]:

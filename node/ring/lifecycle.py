@@ -16,6 +16,7 @@ from node.cluster.agent import Agent
 from node.core.clock import in_step, now
 from node.core.errors import (
     DeviceTimeout,
+    ModelUnsupported,
     NotAdmitted,
     PippinError,
     RingLost,
@@ -51,6 +52,8 @@ from node.text.grammars import Grammars
 
 log = logging.getLogger(__name__)
 
+PICTURES_PROTOCOL = 11
+"""The first protocol whose stages know positions in three axes."""
 MEASURE_S = 10.0
 """Time after which a node measures again how quickly it computes what it has loaded: other loads have ended by then. Twice as long
 each further time, until two measurements agree.
@@ -146,8 +149,16 @@ class Rings:
         )
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | PromptProgress, None]:
-        """Raises StaleFence when this node does not drive the ring."""
-        return requests.generate(self._driver(ring), self._grammars, request)
+        """Raises StaleFence when this node does not drive the ring, and ModelUnsupported for pictures if a stage knows of none."""
+        driver = self._driver(ring)
+        protocols = {report.info.id: report.info.protocol for report in self._agent.alive()}
+        if request.pictures and any(
+            protocols.get(node, PICTURES_PROTOCOL) < PICTURES_PROTOCOL for node in driver.ring.nodes
+        ):
+            raise ModelUnsupported(
+                "A node of this ring is of an earlier version, which knows of no pictures.", hint="Update all nodes."
+            )
+        return requests.generate(driver, self._grammars, request)
 
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
         """Raises StaleFence when this node does not drive the ring."""

@@ -83,6 +83,8 @@ class Pipeline:
             sampled=step.samples,
             every=bool(step.evaluations),
             lengths=step.lengths,
+            shifts=step.shifts,
+            spans=step.spans,
             unverified=step.unverified,
         )
 

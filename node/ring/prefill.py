@@ -50,6 +50,11 @@ class Prefill:
     def ready(self) -> bool:
         return any(slot.unsent for slot in self.slots if not slot.gone)
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether it waits for the embeddings of its pictures."""
+        return self.slots[0].is_blind
+
     def fits(self, slot: Slot, most: int, *, pads: bool) -> bool:
         """Whether one more prompt can run in the same step: the whole prompt, within `most` tokens with the padding.
 
@@ -57,7 +62,8 @@ class Prefill:
         """
         lengths = [slot.unsent, *(other.unsent for other in self.slots)]
         evaluated = {bool(other.evaluation) for other in (slot, *self.slots)}
-        alike = self.cached == slot.cached and len(evaluated) == 1 and (pads or len(set(lengths)) == 1)
+        alike = not (slot.is_blind or self.is_blind or self.slots[0].seen)
+        alike = alike and self.cached == slot.cached and len(evaluated) == 1 and (pads or len(set(lengths)) == 1)
         return alike and not self.begun and len(lengths) * max(lengths) <= most
 
     def chunk(self, most: int, *, is_on_grid: bool) -> tuple[tuple[int, ...], ...]:

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
+from node.core.axes import Axes
 from node.core.errors import BadRequest, ModelUnsupported, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
@@ -19,15 +20,21 @@ async def generate(
 
     Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring ends or is replaced.
     """
-    _check(driver, request.prompt + request.resume + (request.thinking.closing if request.thinking else ()))
-    if max(request.prediction, default=0) >= driver.runner.plan.vocabulary:
+    vocabulary = driver.runner.plan.vocabulary
+    axes = None
+    if request.pictures:
+        grids = driver.runner.check_pictures(request.pictures)
+        axes = Axes(request.prompt, grids, vocabulary) if driver.runner.in_axes else None
+    words = (token for token in request.prompt if token < vocabulary) if request.pictures else request.prompt
+    _check(driver, (*words, *request.resume, *(request.thinking.closing if request.thinking else ())))
+    if max(request.prediction, default=0) >= vocabulary:
         request = replace(request, prediction=())  # of a tokenizer with more tokens than the model
     constraint = None
     if request.grammar:
         constraints, client = driver.runner.constraints, request.client
         constraint = await grammars.begin(constraints, request.grammar, request.resume, client=client)
     with closing(constraint) if constraint else nullcontext():
-        session = Session(request, constraint)
+        session = Session(request, constraint, vocabulary, axes)
         driver.submit(session)
         try:
             while True:

@@ -69,7 +69,8 @@ class Scheduler:
         self.admission.shrink()
         self.admission.admit()
         lane = next((lane for lane in self.admission.idle_lanes() if lane.is_live), None)
-        prefill = next((prefill for prefill in self.admission.prefills if prefill.ready), None)
+        ready = (prefill for prefill in self.admission.prefills if prefill.ready and not prefill.is_blind)
+        prefill = next(ready, None)
         if lane and (prefill is None or lane.ahead or self._steps_since_chunk < self.admission.decoding):
             self._steps_since_chunk += 1
             return self._decode(lane)
@@ -123,7 +124,9 @@ class Scheduler:
         return Step(lane.number, (), rows, (tuple(tokens),), samples=True, unverified=unverified, padding=padding)
 
     def leads(self, slot: Slot) -> bool:
-        """Whether it is the oldest one: a draft model, or an MTP layer, follows one session at a time."""
+        """Whether it is the oldest one: a draft model, or an MTP layer, follows one session at a time, of text alone."""
+        if slot.session.request.pictures:
+            return False
         others = (each for lane in self.admission.lanes for each in lane.slots())
         return not slot.gone and all(slot.lane <= other.lane for other in others)
 
@@ -344,12 +347,14 @@ class Scheduler:
         for slot in rows:
             self.admission.computed(slot)
         samples = not prefill.ready and prefill.slots[0].evaluation is None
-        self.flight.sent(step := Step(prefill.lane, self.admission.pop_ops(), rows, tokens, samples, begin))
+        ops = self.admission.pop_ops()
+        self.flight.sent(step := Step(prefill.lane, ops, rows, tokens, samples, begin, of_prompt=True))
         return step
 
     def _join(self, prefill: Prefill) -> None:
         self.admission.prefills.remove(prefill)
         prefill.home.join(prefill.slots, prefill.lane)
+        prefill.slots[0].seen = None
         if self.admission.plan.trimmable:
             return
         for row, slot in enumerate(prefill.slots):  # later sessions can go back to no other position

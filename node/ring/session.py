@@ -2,16 +2,19 @@
 
 import asyncio
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from node.core.axes import Axes
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
 from node.core.frames import SequenceId
 from node.core.generation import Finish, GenerateRequest, PromptProgress, TokenEvent
 from node.core.guesses import Guesser, PassageMemory
 from node.engine.sampling import Draw, History
+from node.engine.tower import Seen
 from node.engine.verdict import RowResult
 from node.ring.prefixes import BYTES, pack
 from node.text.constraint import Constraint
@@ -27,6 +30,10 @@ class Session:
     request: GenerateRequest
     constraint: Constraint | None = None
     """Made of the request's grammar; used in the compute thread."""
+    vocabulary: int = sys.maxsize
+    """Of the model; higher numbers in the prompt are places of pictures."""
+    axes: Axes | None = None
+    """The positions of its tokens, where pictures have them in three axes."""
     tokens: list[int] = field(init=False)
     beginning: bytes = field(init=False)
     """The tokens at its start, packed."""
@@ -117,7 +124,7 @@ class Session:
         if (forced := self._forced_after(guessed)) is not None:
             return forced
         token = self.guesser.after(self.tokens, guessed)
-        return None if token is None or self.ends_with(token) else token
+        return None if token is None or self.ends_with(token) or token >= self.vocabulary else token
 
     def guesses_to_draft_after(self, guessed: Sequence[int], most: int) -> list[int] | None:
         """These guesses at the next tokens and those that follow them, after which the draft model is to be asked.
@@ -171,7 +178,8 @@ class Session:
             if thinking and thinking.is_over(generated):
                 self.thinks, thinking = False, None
             generated += guessed
-            history = History(self.tokens[:prompt] if sampling.penalizes else (), generated)
+            words = [token for token in self.tokens[:prompt] if token < self.vocabulary] if sampling.penalizes else ()
+            history = History(words, generated)
         return Draw(sampling, self.generated + len(guessed), history, self.ends_with, self.constraint, thinking)
 
     def accept(self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()) -> TokenEvent:
@@ -208,10 +216,16 @@ class Slot:
     """The row is to be freed; results that still come back for it are ignored."""
     keep: bool = False
     """The KV is worth keeping for a later session with the same beginning."""
+    is_blind: bool = field(init=False)
+    """Tokens to be sent are places of pictures, which the tower has yet to compute."""
+    seen: Seen | None = None
+    """Their embeddings, until the prompt is computed."""
     evaluation: "PartialEvaluation | None" = field(default=None, init=False)
     """Of a session that evaluates its prompt."""
 
     def __post_init__(self) -> None:
+        unsent = self.session.tokens[self.sent :] if self.session.request.pictures else ()
+        self.is_blind = any(token >= self.session.vocabulary for token in unsent)
         if self.session.evaluate_request:
             self.evaluation = PartialEvaluation(self.session.evaluate_request)
 

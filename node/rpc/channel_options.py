@@ -8,6 +8,8 @@ gRPC's default is 4 MB.
 
 MAX_CONTROL_BYTES = 8 * 1024 * 1024
 """Maximum bytes of any other message: a prompt of a million tokens takes 4 MB, a chunk of a file 1 MB."""
+MAX_REQUEST_BYTES = 64 * 1024 * 1024
+"""Maximum bytes of a request to generate: it may have pictures."""
 MAX_STREAMS = 1024
 """Concurrent calls per connection; a gateway has one for each request to a driver. Further calls wait at the caller."""
 MAX_CALLS = 8 * MAX_STREAMS

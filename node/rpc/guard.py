@@ -15,12 +15,15 @@ from node.core.nodes import Caller
 from node.host.interfaces import with_zone_name
 from node.rpc.boundary import answering
 from node.rpc.bounds import checked
-from node.rpc.channel_options import MAX_CONTROL_BYTES, MAX_HEADERS
+from node.rpc.channel_options import MAX_CONTROL_BYTES, MAX_HEADERS, MAX_REQUEST_BYTES
 from node.rpc.security import node_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # at run time it takes no parameters
 Read = Callable[[bytes], Any]
+
+
+GENERATE = "/pippin.serving.Serving/Generate"
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -49,9 +52,10 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler.stream_unary:
             each = partial(_messages, read) if read else _as_they_are
             return grpc.stream_unary_rpc_method_handler(self._answering(handler.stream_unary, each), None, write)
+        most = MAX_REQUEST_BYTES if handler_call_details.method == GENERATE else MAX_CONTROL_BYTES
+        take = partial(_message, read, most)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._streaming(handler.unary_stream, read), None, write)
-        take = partial(_message, read)
+            return grpc.unary_stream_rpc_method_handler(self._streaming(handler.unary_stream, take), None, write)
         return grpc.unary_unary_rpc_method_handler(self._answering(handler.unary_unary, take), None, write)
 
     async def _refuse(self, _messages: Any, context: Context) -> None:
@@ -69,13 +73,13 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _streaming(self, method: Any, read: Read) -> Any:
+    def _streaming(self, method: Any, take: Callable[[Any], Any]) -> Any:
         """Wrap a method that streams its answer; its generator is closed when the caller goes away."""
 
         async def call(data: bytes, context: Context) -> AsyncGenerator[Any, None]:
             async with answering(context):
                 self._admit(context)
-                async with aclosing(method(_message(read, data), context)) as messages:
+                async with aclosing(method(take(data), context)) as messages:
                     async for message in messages:
                         yield message
 
@@ -119,12 +123,12 @@ def _as_they_are(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 async def _messages(read: Read, stream: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
     async for data in stream:
-        yield _message(read, data)
+        yield _message(read, MAX_CONTROL_BYTES, data)
 
 
-def _message(read: Read, data: bytes) -> Any:
-    if len(data) > MAX_CONTROL_BYTES:
-        raise BadRequest(f"A message has {len(data):,} bytes; the maximum is {MAX_CONTROL_BYTES:,}.")
+def _message(read: Read, most: int, data: bytes) -> Any:
+    if len(data) > most:
+        raise BadRequest(f"A message has {len(data):,} bytes; the maximum is {most:,}.")
     try:
         message = read(data)
     except DecodeError as error:

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Header(_message.Message):
-    __slots__ = ("ring", "term", "epoch", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled", "every", "held", "faults", "unverified", "restore", "stored")
+    __slots__ = ("ring", "term", "epoch", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled", "every", "held", "faults", "unverified", "restore", "stored", "shifts", "spans")
     RING_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,8 @@ class Header(_message.Message):
     UNVERIFIED_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    SHIFTS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     ring: str
     term: int
     epoch: int
@@ -44,7 +46,21 @@ class Header(_message.Message):
     unverified: int
     restore: Restore
     stored: _containers.RepeatedCompositeFieldContainer[Store]
-    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ..., unverified: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., stored: _Optional[_Iterable[_Union[Store, _Mapping]]] = ...) -> None: ...
+    shifts: _containers.RepeatedScalarFieldContainer[int]
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ..., unverified: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., stored: _Optional[_Iterable[_Union[Store, _Mapping]]] = ..., shifts: _Optional[_Iterable[int]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("tokens", "base", "columns", "first")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    base: int
+    columns: int
+    first: int
+    def __init__(self, tokens: _Optional[int] = ..., base: _Optional[int] = ..., columns: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class Store(_message.Message):
     __slots__ = ("number", "chain", "state")

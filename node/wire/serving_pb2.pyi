@@ -93,7 +93,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., late: _Optional[_Iterable[int]] = ..., only: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("id", "ring", "model", "prompt", "resume", "max_tokens", "stop_tokens", "sampling", "grammar", "client", "revision", "prediction", "thinking")
+    __slots__ = ("id", "ring", "model", "prompt", "resume", "max_tokens", "stop_tokens", "sampling", "grammar", "client", "revision", "prediction", "thinking", "pictures")
     ID_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class GenerateRequest(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     THINKING_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
     id: str
     ring: str
     model: str
@@ -120,7 +121,18 @@ class GenerateRequest(_message.Message):
     revision: str
     prediction: _containers.RepeatedScalarFieldContainer[int]
     thinking: ThinkingBudget
-    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., resume: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[str] = ..., client: _Optional[str] = ..., revision: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ...) -> None: ...
+    pictures: _containers.RepeatedCompositeFieldContainer[Picture]
+    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., resume: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[str] = ..., client: _Optional[str] = ..., revision: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., pictures: _Optional[_Iterable[_Union[Picture, _Mapping]]] = ...) -> None: ...
+
+class Picture(_message.Message):
+    __slots__ = ("width", "height", "pixels")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PIXELS_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    height: int
+    pixels: bytes
+    def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ..., pixels: _Optional[bytes] = ...) -> None: ...
 
 class ThinkingBudget(_message.Message):
     __slots__ = ("tokens", "begin", "ends", "closing")

@@ -83,6 +83,7 @@ class FakeRunner:
         _go_on: Callable[[], bool],
         *,
         told: bool,
+        seen: object = None,
     ) -> Generator[Verdict, None, None]:
         self.computed += sum(map(len, tokens))
         if any(BROKEN in row for row in tokens):
@@ -240,7 +241,7 @@ class FirstRunner(FakeRunner):
         self.begun = self.finished = self.most = 0
         """Steps, and how many of them at most were begun and not finished."""
 
-    def begin(self, frame: Frame, _tokens: Sequence[Sequence[int]]) -> Frame:
+    def begin(self, frame: Frame, _tokens: Sequence[Sequence[int]], _seen: object = None) -> Frame:
         self.begun += 1
         self.most = max(self.most, self.begun - self.finished)
         return frame
@@ -356,7 +357,7 @@ async def test_nothing_is_done_with_the_caches_of_a_ring_that_ends_while_its_sou
     late: list[str] = []
 
     class Watched(FirstRunner):
-        def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
+        def begin(self, frame: Frame, tokens: Sequence[Sequence[int]], _seen: object = None) -> Frame:
             late.extend(["begin"] if driver._ended else [])
             return super().begin(frame, tokens)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.core.axes import Span
 from node.core.errors import BadRequest
 from node.core.frames import (
     Back,
@@ -62,6 +63,8 @@ frames = st.builds(
     unverified=st.integers(0, 256),
     faults=st.lists(st.builds(NonFiniteRow, numbers, numbers, numbers), max_size=3).map(tuple),
     lengths=st.lists(numbers, max_size=3).map(tuple),
+    shifts=st.lists(st.integers(-1000, 1000), max_size=3).map(tuple),
+    spans=st.lists(st.builds(Span, numbers, numbers, st.integers(0, 64), numbers), max_size=3).map(tuple),
     failure=st.none() | st.builds(Failure, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
 )
 

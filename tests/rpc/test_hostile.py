@@ -19,8 +19,9 @@ from node.rpc import channel_options, guard
 from node.rpc import server as server_module
 from node.rpc.boundary import to_error
 from node.rpc.bounds import MAX_LAYERS
-from node.rpc.channel_options import MAX_CONTROL_BYTES
+from node.rpc.channel_options import MAX_CONTROL_BYTES, MAX_REQUEST_BYTES
 from node.rpc.client import RpcClient
+from node.rpc.guard import GENERATE
 from node.rpc.mapping import to_message
 from node.rpc.server import FRAMES_METHOD
 from node.wire import control_pb2 as pb
@@ -231,9 +232,10 @@ async def test_evaluations(served: tuple[Handlers, str], client: RpcClient, case
 async def test_bytes_that_are_no_message(served: tuple[Handlers, str], client: RpcClient, method: str) -> None:
     _, peer = served
     assert isinstance(await answer(peer, method, b"\xff" * 50), BadRequest)
-    too_long = await answer(peer, method, bytes(MAX_CONTROL_BYTES + 1))
+    most = MAX_REQUEST_BYTES if method == GENERATE else MAX_CONTROL_BYTES
+    too_long = await answer(peer, method, bytes(most + 1))
     assert isinstance(too_long, BadRequest)
-    assert f"{MAX_CONTROL_BYTES:,}" in too_long.message
+    assert f"{most:,}" in too_long.message
     await still_serves(client, peer)
 
 

@@ -29,6 +29,7 @@ SCALARS: dict[Any, st.SearchStrategy] = {
     float: st.floats(0, 1e6),
     str: st.text(max_size=8),
     bool: st.booleans(),
+    bytes: st.binary(max_size=8),
 }
 
 

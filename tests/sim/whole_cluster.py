@@ -105,6 +105,7 @@ def _happened(world: World, *, gentle: bool) -> Counter[str]:
             "unloads": world.unloads,
             "frames": world.frames,
             "keys from disks": world.restored,
+            "places of pictures computed": world.seen,
             "states observed": world.observed,
             "steps again": world.again,
         }

@@ -15,6 +15,7 @@ from node.core.generation import GenerateRequest, Sampling
 from node.core.limits import COUNTER_LIMIT
 from node.core.models import ModelSpec
 from node.core.nodes import Memory, NodeInfo
+from node.core.pictures import Picture
 from node.core.reports import Heartbeat, NodeReport
 from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.members.election import MAX_TERM_LEAD
@@ -24,7 +25,7 @@ from node.ring.worker import Worker
 from node.rpc.client import DECIDE_TIMEOUT_S
 from tests.sim.world.loop import ProcessLoop, Timeline
 from tests.sim.world.machine import BEGUN, Ask, Machine, Process
-from tests.sim.world.model import DRAFT, LAYERS, MB, MODEL, SPEC, VOCABULARY, answer
+from tests.sim.world.model import DRAFT, LAYERS, MB, MODEL, PLACES, SPEC, VOCABULARY, answer
 from tests.sim.world.network import Network
 
 PASSING = {
@@ -74,6 +75,7 @@ class World:
         self.has_draft = self.of_drafts.random() < 0.5
         self.draft_rate = self.of_drafts.choice([0.0, 0.5, 0.9])
         """Of tokens that the draft model guesses rightly."""
+        self.of_pictures = random.Random(f"pictures {seed}")
         self.of_guesses = random.Random(f"guesses {seed}")
         self.observes = self.of_guesses.random() < 0.6
         """The draft model is an MTP layer, which needs the states that the last stage computes."""
@@ -85,6 +87,8 @@ class World:
         """Number of positions that stages have taken from disks."""
         self.before: dict[int, int] = {}
         """Of each key that a stage has computed, the key before it in its layer; 0 if it is the first."""
+        self.seen = 0
+        """Number of places of pictures that towers have computed."""
         self.drafted = 0
         """Number of tokens that draft models have drawn."""
         self.groups = random.Random(f"rows {seed}").choice([((1, 2, 3, 4, 5),), ((1,), (2, 3, 4)), ((1,), (2,))])
@@ -159,11 +163,24 @@ class World:
         rng = self.rng
         old = rng.choice(self.asks) if self.asks and rng.random() < 0.4 else None
         known = (*old.request.prompt, *old.tokens)[:150] if old else ()
+        cut = sum(token >= VOCABULARY for token in known) // PLACES
+        pictures = old.request.pictures[:cut] if old else ()
+        while sum(token >= VOCABULARY for token in known) > cut * PLACES:  # of one that is there only in part
+            known = known[:-1]
+        if self.of_pictures.random() < 0.3:
+            pictures = (*pictures, Picture(1, 1, self.of_pictures.randbytes(3)))
+            known = (*known, *pictures[-1].numbers(PLACES, VOCABULARY))
         prompt = (*known, *(rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 5, 20, 60]))))
         sampling = Sampling(temperature=rng.choice([0.0, 1.0]), seed=rng.randrange(1000))
         stops = frozenset(rng.sample(range(VOCABULARY), 40))
         client = str(len(self.asks) % 3)
-        how = {"max_tokens": rng.choice([1, 8, 30, 80]), "stop_tokens": stops, "client": client, **given}
+        how = {
+            "max_tokens": rng.choice([1, 8, 30, 80]),
+            "stop_tokens": stops,
+            "client": client,
+            "pictures": pictures,
+            **given,
+        }
         return GenerateRequest(f"r{len(self.asks)}", MODEL, prompt, sampling=sampling, **how)
 
     def ask(self, gateway: Process, **given: Any) -> Ask:

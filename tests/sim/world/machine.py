@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from node import PROTOCOL
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.commands import Commands
@@ -210,7 +211,7 @@ class Process:
             name=self.name,
             cluster="home",
             version="1",
-            protocol=1,
+            protocol=PROTOCOL,
             addresses=(self.machine.address,),
             grpc_port=PORT,
             api_port=2,

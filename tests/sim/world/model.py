@@ -18,6 +18,7 @@ from node.core.evaluation import ChunkRequest
 from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Store, Take
 from node.core.generation import GenerateRequest, Sampling
 from node.core.models import KvCost, ModelSpec, ModelVersion
+from node.core.pictures import Picture
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed
 from node.engine.sampling import Draw, Sampled
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 LAYERS = 4
 MODEL = "exact"
 VOCABULARY = 4096
+PLACES = 24
+"""Of each picture."""
 MB = 2**20
 SPEC = ModelSpec(
     version=ModelVersion(MODEL),
@@ -324,6 +327,17 @@ class FakeStage:
         return Hidden(self.end, tuple(done))
 
 
+@dataclass(frozen=True)
+class FakeSeen:
+    """In place of node.engine.tower.Seen: the positions of the places of pictures of which there are embeddings."""
+
+    positions: set[int]
+    begin: int = 0
+
+    def at(self, begin: int) -> FakeSeen:
+        return replace(self, begin=begin)
+
+
 class FakeRunner:
     """In place of node.engine.runner.Runner."""
 
@@ -394,9 +408,28 @@ class FakeRunner:
 
     # --- the driver ---
 
-    def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
+    in_axes = False
+
+    def check_pictures(self, _pictures: Sequence[Picture]) -> None:
+        pass
+
+    def see(self, pictures: Sequence[Picture], tokens: Sequence[int], sent: int) -> Generator[float, None, FakeSeen]:
+        of = [number for picture in pictures for number in picture.numbers(PLACES, VOCABULARY)]
+        positions = [position for position, token in enumerate(tokens) if token >= VOCABULARY]
+        if [tokens[position] for position in positions] != of:
+            self._stage.violated("a prompt has other places of pictures than came with it")
+        unsent = {position for position in positions if position >= sent}
+        for done in range(2 * len(unsent) // PLACES):
+            yield done / 10
+        self._stage.process.world.seen += len(unsent)
+        return FakeSeen(unsent)
+
+    def begin(self, frame: Frame, tokens: Sequence[Sequence[int]], seen: FakeSeen | None = None) -> Frame:
         self._stage.claim(frame.ring)
         self.apply(frame.ops)
+        places = {place for row in tokens for place, token in enumerate(row) if token >= VOCABULARY}
+        if places and (len(tokens) > 1 or not seen or not {seen.begin + place for place in places} <= seen.positions):
+            self._stage.violated(f"{len(places)} places of pictures are computed without them")
         assert frame.lane is not None
         self._may_fail(frame.lane)
         hidden = Hidden(0, tuple(tuple(map(embed, row)) for row in tokens))
@@ -447,6 +480,7 @@ class FakeRunner:
         go_on: Callable[[], bool],
         *,
         told: bool,
+        seen: FakeSeen | None = None,
     ) -> Generator[Verdict, None, None]:
         """Any number of steps, as the time that they take is limited."""
         assert frame.lane is not None
@@ -456,7 +490,7 @@ class FakeRunner:
         if begun and [[token] for token in begun.tokens] != [list(row) for row in tokens]:
             self._stage.violated(f"the step ahead of lane {frame.lane} has {begun.tokens} instead of {tokens}")
         if frame.unverified:
-            done = self.begin(replace(frame, ops=()), tokens)
+            done = self.begin(replace(frame, ops=()), tokens, seen)
             results, right = self._judge(done, draws, tokens[0][1 : len(draws)])
             again = right == len(results) < len(draws)
             yield Verdict(results, right, again=again, hidden=done.tensors if told else ())
@@ -465,7 +499,7 @@ class FakeRunner:
         def hidden(states: Sequence[tuple[int, ...]]) -> tuple[Any, ...]:
             return (Hidden(LAYERS, tuple(states)),) if told else ()
 
-        drawn, states = (begun.drawn, begun.states) if begun else self._step(frame, tokens, draws)
+        drawn, states = (begun.drawn, begun.states) if begun else self._step(frame, tokens, draws, seen)
         if not ahead:
             yield Verdict(drawn, hidden=hidden(states))
             return
@@ -483,9 +517,13 @@ class FakeRunner:
             drawn, states = next_drawn, next_states
 
     def _step(
-        self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]
+        self,
+        frame: Frame,
+        tokens: Sequence[Sequence[int]],
+        draws: Sequence[Draw],
+        seen: FakeSeen | None = None,
     ) -> tuple[list[Sampled], list[tuple[int, ...]]]:
-        done = self.begin(replace(frame, ops=()), tokens)
+        done = self.begin(replace(frame, ops=()), tokens, seen)
         hidden: Any = done.tensors[0]
         return self._draw(done, draws) if draws else [], list(hidden.rows)
 
