@@ -29,6 +29,7 @@ from node.model.stage_fetch import Others
 from node.model.weights import Weights
 from node.options import Options
 from node.text.grammars import Grammars
+from node.text.pictures import Pictures
 from node.text.sandbox import SandboxServer
 from node.text.sandboxed_parser import SandboxedParser
 
@@ -77,6 +78,7 @@ class Models:
         self.copies = KvCopies(self.kv, partial(_keeper, agent, options.kv_copies))
         self.crashes = Crashes(directory)
         self.grammars = Grammars(sandboxes, options.grammar_timeout)
+        self.pictures = Pictures(sandboxes)
         self.preload: tuple[str, ...] = ()
         """Models of --model that the user still wants, and in `drafts` the pairs of --draft."""
         self.drafts: tuple[DraftChoice, ...] = ()
@@ -90,6 +92,7 @@ class Models:
 
     async def end(self) -> None:
         await self.grammars.end()
+        await self.pictures.end()
         await self._parser.end()
 
     async def of_shard(self, shard: Shard, ends: bool, progress: Callable[[Download], None]) -> tuple[Path, Weights]:

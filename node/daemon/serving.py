@@ -71,6 +71,7 @@ class Serving:
             OpenModels(agent, names, allowlist, router, small_files, sandboxes, pools),
             router,
             grammars,
+            models.pictures,
             self.commands,
             Disk(names, allowlist, models.kv.store, models.specs, models.files, pools, self.rings.models, agent.touch),
             Monitor(

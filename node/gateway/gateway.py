@@ -10,6 +10,7 @@ from node.gateway.open_models import OpenModels
 from node.gateway.peers import Peers
 from node.gateway.router import Router
 from node.text.grammars import Grammars
+from node.text.pictures import Pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Gateway:
     open_models: OpenModels
     router: Router
     grammars: Grammars
+    pictures: Pictures
     commands: Commands
     disk: Disk
     monitor: Monitor

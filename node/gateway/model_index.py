@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
@@ -18,12 +18,20 @@ from node.engine.architectures import WITHOUT_EMBEDDINGS
 from node.engine.plan import max_context
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
-from node.model.config import read_config, read_license, read_sampling, read_template
+from node.model.config import read_config, read_license, read_picture_form, read_sampling, read_template
 from node.model.short_names import SHORT_NAMES, untagged
 from node.text.fim import names_marks
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
 """The directory of a model's small files, which are fetched if they are not here."""
+
+
+class _Facts(NamedTuple):
+    """Empty, 0 and False if the files that tell them are not here."""
+
+    config: Mapping[str, Any]
+    parameters: int
+    takes_pictures: bool
 
 
 @dataclass(slots=True)
@@ -37,7 +45,7 @@ class ModelIndex:
     """Threads that read files."""
     started_at: int
     """Unix seconds, for models of which no file is here."""
-    _facts: LruCache[tuple[str, str], tuple[Mapping[str, Any], int]] = field(default_factory=lambda: LruCache(64))
+    _facts: LruCache[tuple[str, str], "_Facts"] = field(default_factory=lambda: LruCache(64))
     """What `told` has read, by model and revision."""
 
     def entries(self) -> Sequence[ModelEntry]:
@@ -86,19 +94,32 @@ class ModelIndex:
                 facts = await self.files.run(self._read_facts, *version)
             except (PippinError, OSError):
                 return entry
-            if all((*version, *facts)):
+            if all((*version, facts.config, facts.parameters)):
                 self._facts.put(version, facts)
-        return self._with_facts(entry, *facts)
+        return self._with_facts(entry, facts)
 
-    def _with_facts(self, entry: ModelEntry, config: Mapping[str, Any], parameters: int) -> ModelEntry:
+    def _with_facts(self, entry: ModelEntry, facts: _Facts) -> ModelEntry:
         contexts = [ring.context for ring in self.agent.placement.rings if ring.model == entry.model]
-        context = min(contexts, default=max_context(config) if config else 0)
-        return replace(entry, config=config, context=context, parameters=parameters)
+        context = min(contexts, default=max_context(facts.config) if facts.config else 0)
+        return replace(entry, context=context, **facts._asdict())
 
-    def _read_facts(self, model: str, revision: str) -> tuple[Mapping[str, Any], int]:
-        """Config and number of parameters; empty and 0 if the files that tell them are not here."""
+    def _read_facts(self, model: str, revision: str) -> _Facts:
         directory = self.catalogue.tokenizer_directory(model, revision)
-        return read_config(directory) if directory else {}, self._parameters(model, revision)
+        return (
+            self._facts_of(directory, model, revision)
+            if directory
+            else _Facts({}, self._parameters(model, revision), False)
+        )
+
+    def _facts_of(self, directory: Path, model: str, revision: str) -> _Facts:
+        config = read_config(directory)
+        return _Facts(config, self._parameters(model, revision), read_picture_form(directory, config) is not None)
+
+    async def ready_for_pictures(self) -> list[str]:
+        """Models that have a ring and take pictures, and that a request may use."""
+        served = {ring.model for ring in self.agent.placement.rings}
+        told = [await self.told(entry) for entry in self.entries() if entry.id in served]
+        return [entry.id for entry in told if entry.takes_pictures]
 
     async def describe(self, name: str) -> ModelDescription:
         """What is known of one of `entries`. Raises ModelNotFound, ModelBroken, and the errors of a transfer."""
@@ -107,14 +128,13 @@ class ModelIndex:
             raise ModelNotFound(f"There is no model {name[:MAX_NAME_CHARS]!r} here.", param="model")
         holder = next((address for address, _ in self.agent.holders(model)), None)
         directory = await self.small_files(HeldModel(model, entry.revision), holder)
-        config = await self.files.run(read_config, directory)
         template = await self.files.run(read_template, directory, self.catalogue.layouts.parser)
-        embeds = config["model_type"] not in WITHOUT_EMBEDDINGS
-        parameters = await self.files.run(self._parameters, model, entry.revision)
+        facts = await self.files.run(self._facts_of, directory, model, entry.revision)
+        embeds = facts.config["model_type"] not in WITHOUT_EMBEDDINGS
         licensed = await self.files.run(read_license, directory)
         sampling = {**await self.files.run(read_sampling, directory), **self.names.preset(model)}
         fills_in = await self.files.run(names_marks, directory)
-        known = self._with_facts(entry, config, parameters)
+        known = self._with_facts(entry, facts)
         return ModelDescription(known, template, embeds, licensed, sampling, fills_in)
 
     def _parameters(self, model: str, revision: str) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from node.cluster.agent import Agent
@@ -16,7 +17,8 @@ from node.core.rings import Ring
 from node.gateway.model_index import TokenizerFiles
 from node.gateway.model_names import ModelNames
 from node.gateway.router import Router
-from node.model.config import read_sampling
+from node.model.config import read_config, read_picture_form, read_sampling
+from node.model.picture_form import PictureForm
 from node.text.sandbox import SandboxServer
 from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder, TokenizerProcesses
 
@@ -29,6 +31,7 @@ class _Opened(NamedTuple):
     processes: TokenizerProcesses
     sampling: Mapping[str, float]
     """What the model's authors propose."""
+    pictures: PictureForm | None
 
 
 @dataclass(slots=True)
@@ -57,7 +60,7 @@ class OpenModels:
         opened = await self._opened(ring)
         sampling = {**opened.sampling, **self.names.preset(model)}
         encoder = SandboxedEncoder(opened.processes, client)
-        return OpenModel(model, ring.context, encoder, ring.version.revision, sampling)
+        return OpenModel(model, ring.context, encoder, ring.version.revision, sampling, opened.pictures)
 
     def loading(self, name: str) -> str:
         """How far the load of a model is, for people; empty if it is not loading."""
@@ -88,11 +91,16 @@ class OpenModels:
             if entry := self._open.pop(unused, None):  # another model that opens may have closed it meanwhile
                 await entry.processes.close()
         sampling = await self.pools.files.run(read_sampling, directory)
+        pictures = await self.pools.files.run(_read_pictures, directory)
         processes = TokenizerProcesses(self.sandboxes, directory, self.pools.texts)
-        self._open[ring.model] = opened = _Opened(ring.version.revision, processes, sampling)
+        self._open[ring.model] = opened = _Opened(ring.version.revision, processes, sampling, pictures)
         return opened
 
     async def close(self) -> None:
         """End the processes of the open models."""
         for opened in self._open.values():
             await opened.processes.close()
+
+
+def _read_pictures(directory: Path) -> PictureForm | None:
+    return read_picture_form(directory, read_config(directory))

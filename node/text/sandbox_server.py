@@ -22,7 +22,7 @@ from node.text.confinement import confine
 
 Job = Callable[[bytes], bytes]
 
-IMPORTED = ("node.model.json_parser", "node.text.grammar_job", "node.text.tokenizer_job")
+IMPORTED = ("node.model.json_parser", "node.text.grammar_job", "node.text.picture_job", "node.text.tokenizer_job")
 """Modules of the jobs that a fork of the server runs."""
 APART = ("node.engine.trial",)
 """Those of jobs with a program of their own."""

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from node.core.errors import ModelBroken, ModelChanged, error_from, naming
 from node.core.fair_turns import FairTurns
 from node.core.pool import Pool
+from node.model.picture_form import PictureForm
 from node.text.encoder import check_length
 from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 from node.text.tokenizer import Tokenizer
@@ -216,6 +217,8 @@ class OpenModel:
     """Revision of the ring's and the tokenizer's files; requests carry it."""
     sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     """Sampling of requests that do not say it, as far as the model or a preset does."""
+    pictures: PictureForm | None = None
+    """How it takes pictures; None if it takes none."""
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -15,6 +15,7 @@ from node.text.dialect import Dialect
 from node.text.encoder import Encoder, panics_as_errors
 from node.text.fim import FimForm
 from node.text.grammar import CallForm
+from node.text.picture_marks import PictureMarks
 from node.text.reranking import Judgement
 from node.text.template import ControlString
 from node.text.tokenizer_files import CleanFolder
@@ -65,9 +66,11 @@ class Tokenizer(Encoder):
         fim = FimForm.of(vocabulary)
         self.judgement = Judgement.of(vocabulary)
         """The tokens with which a reranker judges; None if there are none."""
-        marks = fim.marks if fim else frozenset[int]()
+        self.pictures = PictureMarks.of(vocabulary)
+        """The tokens with which prompts hold pictures; None if the tokenizer has none."""
+        marks = (fim.marks if fim else frozenset[int]()) | (self.pictures.tokens if self.pictures else frozenset())
         self.markup = self.control | marks | {token for token, entry in added.items() if is_markup(entry.content)}
-        """Ids of the tokens that templates and FIM use: the control tokens, and others such as <tool_call>, whose text
+        """Ids of the tokens that templates, FIM and pictures use: the control tokens, and others such as <tool_call>, whose text
         is shown."""
         self.control_strings = [
             ControlString(entry.content, entry.lstrip, entry.rstrip)

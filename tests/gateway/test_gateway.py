@@ -93,6 +93,18 @@ async def test_a_model_that_is_served_no_more_or_anew_has_no_process(opened, age
     await until(lambda: processes() == 1)
 
 
+async def test_a_model_is_opened_with_the_form_of_its_pictures(opened, picture_model):
+    assert (await opened._opened(ring("a"))).pictures is None
+
+    async def files(model, peer):
+        return picture_model
+
+    opened.tokenizer_files = files
+    found = await opened._opened(ring("b"))
+    assert found.pictures.vocabulary == 2056
+    assert found.processes.tokenizer.pictures.place == 2053
+
+
 async def test_two_models_that_open_at_once_close_each_unused_one_once(opened):
     class Unused:
         closed = 0
@@ -102,7 +114,7 @@ async def test_two_models_that_open_at_once_close_each_unused_one_once(opened):
             await asyncio.sleep(0)  # as when a client is still being answered
 
     unused = [Unused(), Unused()]
-    opened._open = {f"unused-{number}": _Opened("1", encoder, {}) for number, encoder in enumerate(unused)}
+    opened._open = {f"unused-{number}": _Opened("1", encoder, {}, None) for number, encoder in enumerate(unused)}
     await asyncio.gather(opened._opened(ring("a")), opened._opened(ring("b")))
     assert set(opened._open) == {"a", "b"}
     assert [encoder.closed for encoder in unused] == [1, 1]
@@ -118,7 +130,7 @@ async def test_a_client_that_hangs_up_while_a_model_opens_leaves_no_unused_one_o
             await self.go_on.wait()
 
     first, second = Unused(), Unused()
-    opened._open = {"first": _Opened("1", first, {}), "second": _Opened("1", second, {})}
+    opened._open = {"first": _Opened("1", first, {}, None), "second": _Opened("1", second, {}, None)}
     opening = asyncio.create_task(opened._opened(ring("a")))
     await first.closing.wait()
     opening.cancel()

@@ -100,6 +100,25 @@ async def test_an_entry_whose_files_are_damaged_is_listed_all_the_same(tmp_path)
     assert await found.told(entry) == entry
 
 
+async def test_loaded_models_that_take_pictures_are_known(tmp_path, picture_model):
+    for folder, name in ((picture_model, "seer"), (picture_model, "unloaded"), (DEMO, "demo")):
+        shutil.copytree(folder, tmp_path / name)
+    catalogue = Catalogue(tmp_path, (), tmp_path / "none", tmp_path / "none")
+    catalogue.refresh()
+    held = {each.id: each for each in catalogue.local()}
+    rings = tuple(ring(name, held[name].revision) for name in ("seer", "demo"))
+    found = index(tmp_path, *held.values(), aliases=(Alias("eye", "seer"),), placement=Placement(rings=rings))
+    found.catalogue = catalogue
+    told = [await found.told(each) for each in found.entries()]
+    assert {each.id: each.takes_pictures for each in told} == {
+        "demo": False,
+        "seer": True,
+        "unloaded": True,
+        "eye": True,
+    }
+    assert await found.ready_for_pictures() == ["seer"]
+
+
 @pytest.mark.parametrize("name", ["LICENSE", "LICENSE.txt", "LICENSE.md"])
 def test_a_license_is_read_if_it_is_here(tmp_path, name):
     assert read_license(tmp_path) == ""
