@@ -56,7 +56,9 @@ class DetokenizeRequest(StrictModel):
 async def tokenize(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, _parse)
     if isinstance(body, ChatTokenizeRequest):
-        model, tokens, _ = await encode_chat(env, request, body, most=MAX_COUNTED)
+        model, (prompt, _), _ = await encode_chat(env, request, body, most=MAX_COUNTED)
+        marks, form = model.tokenizer.pictures, model.pictures
+        tokens = [marks.place if form and marks and each >= form.vocabulary else each for each in prompt]
     else:
         model = await env.gateway.open_models.open(body.model, request[CLIENT])
         most = max(model.context, MAX_COUNTED)

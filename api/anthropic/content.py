@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from api.chat.message import MEDIA, Name, StrictModel, media_refusal, part_kind
+from api.chat.pictures import data_url, url_part
 from api.chat.schema import parse
 from api.http.errors import Unsupported
 from api.http.json_object import Json
@@ -25,6 +26,11 @@ conversations, in some versions between requests, so with it no prompt could reu
 
 class Text(StrictModel):
     text: str
+
+
+class Image(StrictModel):
+    part: Json
+    """Of chat."""
 
 
 class Thinking(StrictModel):
@@ -49,14 +55,15 @@ class ToolResult(StrictModel):
     is_error: bool = False
 
 
-Block = Text | Thinking | RedactedThinking | ToolUseBlock | ToolResult
+Block = Text | Image | Thinking | RedactedThinking | ToolUseBlock | ToolResult
 Kinds = Mapping[str, type[Block]]
 Message = tuple[str, list[Block]]
 """Role and blocks."""
 
 TEXT: Kinds = {"text": Text}
+SHOWN: Kinds = {**TEXT, "image": Image}
 KINDS: Mapping[str, Kinds] = {
-    "user": {**TEXT, "tool_result": ToolResult},
+    "user": {**SHOWN, "tool_result": ToolResult},
     "assistant": {**TEXT, "thinking": Thinking, "redacted_thinking": RedactedThinking, "tool_use": ToolUseBlock},
     "system": TEXT,
 }
@@ -139,9 +146,14 @@ def _block(param: str, given: Any, kinds: Kinds) -> Block:
             f"Invalid '{param}': blocks of type {reprlib.repr(kind)} are not supported here, only {known}.", param=param
         )
     try:
+        if kind == "image":
+            return Image(part=url_part(data_url(given)))
+    except BadRequest as error:
+        raise Unsupported(f"Invalid '{param}': it {error.message}.", param=param) from error
+    try:
         block = parse(kinds[kind], given)
         if isinstance(block, ToolResult):
-            block.content = _text_of(_blocks("content", block.content, TEXT))
+            block.content = _content_of(_blocks("content", block.content, SHOWN))
     except BadRequest as error:
         where = f"{param}.{error.param}"
         message = error.message.replace(f"'{error.param}", f"'{where}", 1)
@@ -154,14 +166,17 @@ def _turn(role: str, blocks: Sequence[Block], names: Mapping[str, str]) -> list[
     if role == "assistant":
         return [_assistant_message(blocks)]
     results = [_tool_message(block, names) for block in blocks if isinstance(block, ToolResult)]
-    text = _text_of(blocks)
-    return [*results, {"role": role, "content": text}] if text or not results else results
+    content = _content_of(blocks)
+    return [*results, {"role": role, "content": content}] if content or not results else results
 
 
 def _tool_message(result: ToolResult, names: Mapping[str, str]) -> Json:
-    text = str(result.content)
+    content = result.content
     # Templates have no place for `is_error`.
-    content = f"Error: {text}" if result.is_error and text[:5].lower() != "error" else text
+    if result.is_error and isinstance(content, list):
+        content = [{"type": "text", "text": "Error: "}, *content]
+    elif result.is_error and content[:5].lower() != "error":
+        content = f"Error: {content}"
     name = {"name": names[result.tool_use_id]} if result.tool_use_id in names else {}
     return {"role": "tool", "tool_call_id": result.tool_use_id, **name, "content": content}
 
@@ -179,6 +194,17 @@ def _assistant_message(blocks: Sequence[Block]) -> Json:
             for use in uses
         ]
     return message
+
+
+def _content_of(blocks: Sequence[Block]) -> str | list[Json]:
+    """The text; with pictures, content parts of chat in the blocks' order."""
+    if not any(isinstance(block, Image) for block in blocks):
+        return _text_of(blocks)
+    return [
+        block.part if isinstance(block, Image) else {"type": "text", "text": block.text}
+        for block in blocks
+        if isinstance(block, Text | Image)
+    ]
 
 
 def _text_of(blocks: Iterable[Block], without: re.Pattern[str] | None = None) -> str:

@@ -41,7 +41,7 @@ async def count(env: Env, request: web.Request) -> web.Response:
     """POST /v1/messages/count_tokens: the length of a prompt, with a model that may have to be loaded for it."""
     _, chat = await env.bodies.read(request, partial(_parse, PromptRequest))
     with renamed_params(PARAMS):
-        _, prompt, _ = await encode_chat(env, request, chat, most=MAX_COUNTED)
+        _, (prompt, _), _ = await encode_chat(env, request, chat, most=MAX_COUNTED)
     return web.json_response({"input_tokens": len(prompt)})
 
 

@@ -85,7 +85,7 @@ class Adapter(StrictModel):
             wrapper: Wrapper = getattr(self.templates, ROLES[message.role])
             continued = message is messages[-1] and message.role == "assistant" and message.content
             yield wrapper.start, False
-            yield message.content or "", True
+            yield str(message.content or ""), True  # the request has no pictures
             if continued:
                 return
             yield wrapper.end, False

@@ -21,6 +21,7 @@ from api.http.json_object import Json
 from api.http.stream import EventStream
 from node.core.errors import BadRequest, ContextExceeded, PippinError
 from node.core.generation import GenerateRequest, PromptProgress, Sampling, ThinkingBudget
+from node.core.pictures import Picture
 from node.core.rate import Rate
 from node.text.sandboxed_encoder import OpenModel
 
@@ -72,10 +73,11 @@ class Prepared:
         reader: Callable[[], Reader | None] = lambda: None,
         thinking: ThinkingBudget | None = None,
         control_logprobs: bool = False,
+        pictures: tuple[Picture, ...] = (),
     ) -> list["Choice"]:
         """Create the choices of one prompt, numbered from `first`. Copy k gets the request's seed plus k.
 
-        `reader`: creates the reader of one choice. `control_logprobs`: see Answer. Raises BadRequest, ContextExceeded.
+        `reader`: creates the reader of one choice. `control_logprobs`: see Answer. `pictures`: see GenerateRequest. Raises BadRequest, ContextExceeded.
         """
         model, body = self.model, self.body
         check_tokens(model, body.logit_bias, param="logit_bias")
@@ -105,6 +107,7 @@ class Prepared:
             client=self.client,
             revision=model.revision,
             prediction=self.prediction or (),
+            pictures=pictures,
             thinking=thinking,
         )
         choices = []

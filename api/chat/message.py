@@ -2,21 +2,22 @@
 
 import json
 from contextlib import suppress
+from itertools import count
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from api.chat.pictures import KINDS as PICTURES
+from api.chat.pictures import data_url, picture_bytes
 from api.http.json_object import parse_json
 from api.http.limits import MAX_CALLS, MAX_PARTS
 from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS
 
-_DESCRIBED = "a description in words"
 MEDIA = {
-    **dict.fromkeys(("image_url", "image", "input_image"), ("an image", _DESCRIBED)),
     **dict.fromkeys(("input_audio", "audio_url"), ("audio", "a transcript")),
-    "video_url": ("a video", _DESCRIBED),
+    "video_url": ("a video", "a description in words"),
     **dict.fromkeys(("file", "input_file", "document", "container_upload"), ("a file", "its text as a text part")),
 }
 """What a content part of each of these types is, and what to send instead."""
@@ -26,19 +27,31 @@ def media_refusal(kind: str) -> str:
     """Why a content part of a type in MEDIA is refused: continues "Part 0 "."""
     what, instead = MEDIA[kind]
     return (
-        f"is {what} ({kind}), and models get only text here, also those made for more: leave it out, or send {instead}"
+        f"is {what} ({kind}), and models get only text and pictures here, also those made for more: leave it out, or send "
+        f"{instead}"
     )
 
 
-def join_parts(content: Any) -> Any:
-    """Join the text parts of a content, without a separator; a content may also be a text."""
+def read_parts(content: Any) -> Any:
+    """Join the text parts of a content, without a separator, unless there are pictures: then a list of texts, and of the pictures'
+    files. A content may also be a text.
+    """
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise PydanticCustomError("content", "Input should be a string or a list of content parts")
     if len(content) > MAX_PARTS:
         raise PydanticCustomError("content", f"Input should have at most {MAX_PARTS} parts, not {len(content)}")
-    return "".join(_part_text(index, part) for index, part in enumerate(content))
+    parts = [_part(index, part) for index, part in enumerate(content)]
+    return parts if any(isinstance(part, bytes) for part in parts) else "".join(map(str, parts))
+
+
+def join_parts(content: Any) -> Any:
+    """As `read_parts`, where only text can be."""
+    text = read_parts(content)
+    if isinstance(text, list):
+        raise PydanticCustomError("unsupported", "There can be no pictures here, only text")
+    return text
 
 
 def part_kind(part: Any) -> str | None:
@@ -47,8 +60,14 @@ def part_kind(part: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _part_text(index: int, part: Any) -> str:
+def _part(index: int, part: Any) -> str | bytes:
     kind = part_kind(part)
+    if kind in PICTURES:
+        try:
+            return picture_bytes(data_url(part))
+        except BadRequest as error:
+            why = {"index": index, "refusal": error.message}
+            raise PydanticCustomError("unsupported", "Part {index} {refusal}", why) from error
     if kind in MEDIA:
         why = {"index": index, "refusal": media_refusal(kind)}
         raise PydanticCustomError("unsupported", "Part {index} {refusal}", why)
@@ -88,6 +107,10 @@ INPUT = "input"
 """The one argument of the function as which a model sees a custom tool."""
 
 
+NUMBER = "number"
+"""Of a picture in the request, from 0: a key of its content part for templates, which look for none of this name."""
+
+
 class FunctionCall(StrictModel):
     name: Name
     arguments: str
@@ -111,7 +134,8 @@ class ToolCall(StrictModel):
 
 class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | None, BeforeValidator(join_parts)] = None
+    content: Annotated[str | list[str | bytes] | None, BeforeValidator(read_parts)] = None
+    """A text; with pictures, texts and the pictures' files."""
     name: Name | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_CALLS, fail_fast=True)
     function_call: FunctionCall | None = None
@@ -127,14 +151,28 @@ class Message(StrictModel):
         return self
 
     @property
+    def pictures(self) -> list[bytes]:
+        return [part for part in self.content if isinstance(part, bytes)] if isinstance(self.content, list) else []
+
+    @property
     def calls(self) -> list[FunctionCall]:
         """Calls of `tool_calls`, then the older `function_call`; templates get the first kind that is present."""
         older = [self.function_call] if self.function_call else []
         return [*(call.function for call in self.tool_calls or ()), *older]
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as templates expect it: with `tool_calls` and the role `tool` instead of their older names."""
-        message = self.model_dump(exclude_none=True)
+    def for_template(self, first_picture: int = 0) -> dict[str, Any]:
+        """The message as templates expect it: with `tool_calls` and the role `tool` instead of their older names. Its pictures have
+        numbers from the first one on.
+        """
+        message = self.model_dump(exclude={"content"}, exclude_none=True)
+        if isinstance(self.content, list):
+            numbers = count(first_picture)
+            message["content"] = [
+                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", NUMBER: next(numbers)}
+                for part in self.content
+            ]
+        elif self.content is not None:
+            message["content"] = self.content
         if function_call := message.pop("function_call", None):
             message.setdefault("tool_calls", [{"id": "call_0", "type": "function", "function": function_call}])
         for call in message.get("tool_calls", []):

@@ -3,18 +3,22 @@
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from aiohttp import web
 
 from api.chat.constraint import make_grammar, make_optional_grammar, make_reader
 from api.chat.env import Env, open_model
-from api.chat.generation import Choice, Prepared, check_tokens
+from api.chat.generation import Choice, Prepared, check_tokens, run_concurrently
+from api.chat.message import NUMBER
 from api.chat.request import ChatRequest
 from api.chat.shortening import PARTS, Chat, fitting, prompt_room, shortenings
 from api.http.callers import CLIENT
 from api.http.errors import Unsupported
+from api.http.limits import MAX_PIXEL_BYTES
 from api.http.stream import StreamFormat
 from node.core.errors import BadRequest
+from node.core.pictures import Picture
 from node.text.grammar import split_mark
 from node.text.sandboxed_encoder import OpenModel
 from node.text.thoughts import thinking_budget
@@ -40,7 +44,7 @@ async def prepare(
     """Prepare the choices of a chat request. `form`: of its stream; None for OpenAI's. `before`: tokens that the chat follows,
     which `/api/generate` calls its context.
     """
-    model, chat, grammar = await encode_chat(env, request, body, form=form)
+    model, (chat, pictures), grammar = await encode_chat(env, request, body, form=form)
     check_tokens(model, before, param="context")
     prompt = _after(before, chat, model, body) if before else chat
     prepared = await Prepared.of(request, model, body, answer_id, grammar)
@@ -50,13 +54,19 @@ async def prepare(
     ):  # a grammar from the beginning leaves no room for thoughts
         thinking = thinking_budget(model.tokenizer, chat, most)
     reader = partial(make_reader, use, grammar, model.tokenizer, chat)
-    return prepared, prepared.choices(prompt, reader=reader, thinking=thinking)
+    return prepared, prepared.choices(prompt, reader=reader, pictures=pictures, thinking=thinking)
+
+
+class Prompt(NamedTuple):
+    tokens: Sequence[int]
+    pictures: tuple[Picture, ...] = ()
+    """Those whose places it has."""
 
 
 async def encode_chat(
     env: Env, request: web.Request, body: ChatRequest, *, most: int = 0, form: StreamFormat | None = None
-) -> tuple[OpenModel, Sequence[int], str]:
-    """The model, the tokens of a chat's prompt, and the grammar of its answer.
+) -> tuple[OpenModel, Prompt, str]:
+    """The model, a chat's prompt, and the grammar of its answer.
 
     Raises ContextExceeded for a prompt longer than both `most` and the model's context.
     """
@@ -64,24 +74,57 @@ async def encode_chat(
     grammar = await make_grammar(env.gateway.grammars, use, body.format, request[CLIENT])
     model = await open_model(env, request, body, form)
     encoder, context = model.encoder, max(model.context, most)
-    prompt: Sequence[int]
     if body.adapter:
-        prompt = await encoder.encode_pieces(list(body.adapter.pieces(body.messages)), context=context)
+        prompt = Prompt(await encoder.encode_pieces(list(body.adapter.pieces(body.messages)), context=context))
     else:
         # A grammar leaves no room for thoughts.
         kwargs = {"enable_thinking": False, **body.template_kwargs} if grammar else body.template_kwargs
+        pictures = await _decode(env, request, model, body)
 
-        async def encode(messages: Chat) -> list[int]:
-            return await encoder.encode_chat(messages, use.for_template, kwargs, context=context)
+        async def encode(messages: Chat) -> Sequence[int]:
+            rendered = await encoder.encode_chat(messages, use.for_template, kwargs, context=context)
+            return await _lay_out(model, rendered, _shown(messages, pictures)) if pictures else rendered
 
-        prompt = await _encode_within(body, context, encode)
+        kept, tokens = await _encode_within(body, context, encode)
         if grammar and (opening := model.tokenizer.dialect.opening):
-            prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
+            tokens = [*tokens, *await encoder.encode(opening, context=context, param="messages")]
+        prompt = Prompt(tokens, tuple(_shown(kept, pictures)))
     if not grammar:
         grammar = await make_optional_grammar(env.gateway.grammars, use, model.tokenizer, request[CLIENT])
-    if not prompt:
+    if not prompt.tokens:
         raise BadRequest("The model's chat template renders these messages as an empty prompt.", param="messages")
     return model, prompt, grammar
+
+
+async def _decode(env: Env, request: web.Request, model: OpenModel, body: ChatRequest) -> list[Picture]:
+    """The pictures of a chat, as its model takes them. Raises Unsupported for a model that takes none, and what Pictures.decode
+    raises.
+    """
+    if not body.pictures:
+        return []
+    form = model.pictures
+    if form is None or model.tokenizer.pictures is None:
+        others = ", ".join(await env.gateway.models.ready_for_pictures())
+        hint = f"These loaded models do: {others}." if others else "Leave them out, or describe them in words."
+        raise Unsupported(f"{model.id} takes no pictures, only text.", hint=hint, param="messages")
+    decode = partial(env.gateway.pictures.decode, form=form, param="messages", client=request[CLIENT])
+    pictures = await run_concurrently([partial(decode, file) for file in body.pictures])
+    if (size := sum(len(picture.pixels) for picture in pictures)) > MAX_PIXEL_BYTES:
+        what = f"The pictures have {size:,} bytes in the sizes that {model.id} takes; {MAX_PIXEL_BYTES:,} are the most."
+        raise BadRequest(what, hint="Send fewer, or smaller ones.", param="messages")
+    return pictures
+
+
+def _shown(messages: Chat, pictures: Sequence[Picture]) -> list[Picture]:
+    """Those of a request's pictures that these messages for a template have."""
+    contents = (each["content"] for each in messages if isinstance(each["content"], list))
+    return [pictures[part[NUMBER]] for content in contents for part in content if NUMBER in part]
+
+
+async def _lay_out(model: OpenModel, rendered: Sequence[int], pictures: Sequence[Picture]) -> Sequence[int]:
+    assert model.tokenizer.pictures
+    assert model.pictures
+    return await model.encoder.work(model.tokenizer.pictures.lay_out, rendered, pictures, model.pictures)
 
 
 def _after(before: Sequence[int], prompt: Sequence[int], model: OpenModel, body: ChatRequest) -> Sequence[int]:
@@ -97,12 +140,12 @@ def _after(before: Sequence[int], prompt: Sequence[int], model: OpenModel, body:
 
 
 async def _encode_within(
-    body: ChatRequest, context: int, encode: Callable[[Chat], Awaitable[list[int]]]
-) -> Sequence[int]:
-    """The tokens of a chat; if it may be truncated, of as much of it as leaves room for an answer."""
+    body: ChatRequest, context: int, encode: Callable[[Chat], Awaitable[Sequence[int]]]
+) -> tuple[Chat, Sequence[int]]:
+    """The messages of a chat and its tokens; if it may be truncated, of as much of it as leaves room for an answer."""
     messages = body.messages_for_template
     if body.truncation == "disabled":
-        return await encode(messages)
+        return messages, await encode(messages)
     candidates = shortenings([each["role"] for each in messages])
     most = prompt_room(context, body.answer_tokens)
     kept, prompt = await fitting(candidates, lambda each: encode(each.of(messages)), most)
@@ -110,7 +153,7 @@ async def _encode_within(
         said = f"{len(messages) - len(kept.of(messages))} of {len(messages)} messages"
         said += f", and {kept.parts}/{PARTS} of the user's last text" if kept.parts else ""
         log.info("a chat with %s is too long for %d tokens; its oldest are left out: %s", body.model, context, said)
-    return prompt
+    return kept.of(messages), prompt
 
 
 async def encode_middle(model: OpenModel, prefix: str | list[int], suffix: str) -> Sequence[int]:

@@ -1,5 +1,6 @@
 """Schema of requests to /v1/chat/completions, which the other surfaces translate theirs to."""
 
+from itertools import accumulate
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -13,7 +14,7 @@ from api.chat.schema import MAX_INT, GenerationRequest, MaxTokens, Verbosity
 from api.chat.tools import AnyTool, FunctionCallChoice, FunctionTool, ToolChoice, ToolUse, tool_use
 from api.http.errors import Unsupported
 from api.http.json_object import Counts
-from api.http.limits import MAX_MESSAGES, MAX_TOOLS, MAX_VARIABLES
+from api.http.limits import MAX_MESSAGES, MAX_PICTURES, MAX_TOOLS, MAX_VARIABLES
 from node.core.errors import BadRequest
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -92,6 +93,7 @@ class ChatRequest(GenerationRequest):
     truncation: Literal["auto", "disabled"] = "disabled"
     """Not of OpenAI's chat, but of its Responses: whether the oldest messages are left out of a chat that is too long."""
     _for_template: list[dict[str, Any]] = PrivateAttr(default=[])
+    _pictures: list[bytes] = PrivateAttr(default=[])
 
     @property
     def answer_tokens(self) -> int | None:
@@ -121,6 +123,11 @@ class ChatRequest(GenerationRequest):
         return self._for_template
 
     @property
+    def pictures(self) -> list[bytes]:
+        """The files of the messages' pictures, in their order."""
+        return self._pictures
+
+    @property
     def tool_use(self) -> ToolUse:
         """Raises BadRequest."""
         if (self.functions or self.function_call) and not self.tools:
@@ -142,15 +149,21 @@ class ChatRequest(GenerationRequest):
             raise BadRequest(
                 f"Invalid 'chat_template_kwargs': '{name}' is no variable of a template.", param="chat_template_kwargs"
             )
+        self._pictures = [picture for message in self.messages for picture in message.pictures]
+        if (sent := len(self._pictures)) > MAX_PICTURES:
+            raise BadRequest(f"The messages have {sent} pictures; {MAX_PICTURES} are the most.", param="messages")
         calls = [call for message in self.messages for call in message.calls]
         if self.adapter:
-            if self.tools or self.functions or calls:
-                raise BadRequest("An 'adapter' cannot be combined with tools or tool calls.", param="adapter")
+            if self.tools or self.functions or calls or self._pictures:
+                raise BadRequest("An 'adapter' cannot be combined with tools, tool calls or pictures.", param="adapter")
             self.stop = [*self.stop, *self.adapter.stops]
         if "audio" in self.modalities:
             raise Unsupported("Only text is supported in 'modalities'.", param="modalities")
         if self.adapter is None:
             # Here, as validation runs in a thread for large requests.
             Counts.of_all([call.arguments.encode() for call in calls]).check()
-            self._for_template = [message.for_template() for message in self.messages]
+            numbers = accumulate((len(message.pictures) for message in self.messages), initial=0)
+            self._for_template = [
+                message.for_template(first) for message, first in zip(self.messages, numbers, strict=False)
+            ]
         return self

@@ -35,7 +35,7 @@ class Shortening(NamedTuple):
             if index >= self.start or index == last or each["role"] in ("system", "developer")
         ]
         return [
-            {**each, "content": endings(each["content"])[self.parts]} if index == last and self.parts else each
+            {**each, "content": _ending(each["content"], self.parts)} if index == last and self.parts else each
             for index, each in kept
         ]
 
@@ -57,6 +57,13 @@ def shortenings(roles: Sequence[str]) -> list[Shortening]:
 def prompt_room(context: int, answer_tokens: int | None) -> int:
     """Most tokens of a shortened prompt, so that there is room for an answer of so many, or for a good part of it."""
     return context - max(1, min(answer_tokens or context, context // ANSWER_SHARE))
+
+
+def _ending(content: Any, part: int) -> Any:
+    """A content without so many parts of its text, or of each of its texts beside pictures."""
+    if isinstance(content, str):
+        return endings(content)[part]
+    return [{**each, "text": endings(each["text"])[part]} if "text" in each else each for each in content]
 
 
 def endings(text: str) -> list[str]:

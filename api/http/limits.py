@@ -2,8 +2,10 @@
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
-MAX_BODY = 8 * 2**20
-"""Maximum bytes of a body, before and after decompression; the longest prompts of today's models are some 4 MB."""
+MAX_BODY = 32 * 2**20
+"""Maximum bytes of a body, before and after decompression: the largest picture in base64, or some more of usual sizes. The longest
+prompts of today's models are some 4 MB.
+"""
 SMALL_BODY = 64 * 2**10
 """Maximum bytes of a body read on the event loop; larger ones are decompressed, parsed and checked in a thread."""
 SMALL_VALUES = 2048
@@ -11,7 +13,7 @@ SMALL_VALUES = 2048
 MAX_RATIO = 100
 """Maximum ratio of a body's size to its compressed size, beyond the first `FREE_RATIO` bytes."""
 FREE_RATIO = 2**20
-BODIES_HELD = 16
+BODIES_HELD = 8
 """Maximum total of the bodies in memory, in multiples of the longest body; a small body is accepted in any case."""
 BODIES_WAITING = 256
 """Maximum number of large bodies that wait to be parsed."""
@@ -40,6 +42,13 @@ MAX_MESSAGES = 4096
 """Maximum messages of a chat, or items of a response's input."""
 MAX_PARTS = 1024
 """Maximum content parts of a message."""
+MAX_PICTURES = 32
+MAX_PIXEL_BYTES = 56 * 2**20
+"""Maximum bytes of a request's pictures in the sizes in which the model takes them: they go to the driver in one message, of
+MAX_REQUEST_BYTES in node/rpc. The largest take some 7 MB.
+"""
+MAX_PICTURE_BYTES = 20 * 2**20
+"""Maximum bytes of one, as it is sent."""
 MAX_CALLS = 128
 """Maximum tool calls of a message."""
 MAX_TOOLS = 128

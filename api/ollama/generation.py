@@ -21,7 +21,7 @@ from api.http.json_object import Json
 from api.http.stream import EventStream
 from api.ollama.answer import Lines, OllamaOutput, Said
 from api.ollama.keeping import CheckChange, keep
-from api.ollama.messages import for_chat
+from api.ollama.messages import content_of, for_chat
 from api.ollama.schema import SHARED, ChatBody, GenerateBody, Generation
 from node.core.commands import LoadModel, UnloadModel
 from node.core.errors import BadRequest, ModelNotFound
@@ -35,9 +35,10 @@ PARAMS = (
     (r"^response_format(\.json_schema)?(\.schema)?", "format"),
     (r"^reasoning_effort$", "think"),
     (r"^(messages\[\d+\])\.reasoning_content$", r"\1.thinking"),
+    (r"^(messages\[\d+\])\.content$", r"\1.images"),  # texts were checked before
 )
 """Patterns of the parameter names of chat and completions, and the names of the same parameters here."""
-OF_GENERATE = (*PARAMS, (r"^messages\b.*", "prompt"))
+OF_GENERATE = ((r"^messages\[\d+\]\.content$", "images"), *PARAMS, (r"^messages\b.*", "prompt"))
 
 
 async def generate(env: Env, check_change: CheckChange, request: web.Request, *, chat: bool) -> web.StreamResponse:
@@ -52,7 +53,7 @@ async def generate(env: Env, check_change: CheckChange, request: web.Request, *,
     with renamed_params(PARAMS if chat else OF_GENERATE):
         if isinstance(asked, ChatRequest):
             before = body.context if isinstance(body, GenerateBody) else ()
-            output.tells_context = not chat
+            output.tells_context = not (chat or asked.pictures)  # a context is of tokens
             prepared, choices = await prepare(env, request, asked, answer_id, form, before)
         else:
             json_format = ResponseFormat.model_validate(body.response_format).json_format
@@ -141,7 +142,11 @@ def _parse_generate(given: Json) -> tuple[GenerateBody, ChatRequest | Completion
     suffix = "" if body.raw else body.suffix  # as in Ollama: a raw prompt has its suffix in it
     if suffix and body.context:
         raise Unsupported("'context' is not supported together with 'suffix'.", param="context")
-    if not body.prompt and not suffix:
+    if body.images and (body.raw or suffix):
+        raise Unsupported(
+            f"'images' is not supported together with '{'raw' if body.raw else 'suffix'}'.", param="images"
+        )
+    if not (body.prompt or suffix or body.images):
         return body, None
     if body.raw or suffix:
         raw = {"model": body.model, "stream": body.stream, "prompt": body.prompt, "suffix": suffix}
@@ -150,5 +155,5 @@ def _parse_generate(given: Json) -> tuple[GenerateBody, ChatRequest | Completion
         asked.max_tokens, asked.logprobs = body.options.max_tokens, body.wanted_logprobs
         return body, asked
     system = [{"role": "system", "content": body.system}] if body.system else []
-    chat = body.for_chat([*system, {"role": "user", "content": body.prompt}])
+    chat = body.for_chat([*system, {"role": "user", "content": content_of(body.prompt, body.images)}])
     return body, parse(ChatRequest, chat, OF_GENERATE)

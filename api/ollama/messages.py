@@ -2,23 +2,19 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 from api.chat.message import Name, StrictModel
+from api.chat.pictures import url_part
 from api.http.json_object import Json
-from api.http.limits import MAX_CALLS
+from api.http.limits import MAX_CALLS, MAX_PICTURES
 
-
-def _no_images(value: Any) -> None:
-    if value:
-        why = "Models get only text here, also those made for more: leave images out, or send a description in words"
-        raise PydanticCustomError("unsupported", why)
-
-
-NoImages = Annotated[None, BeforeValidator(_no_images)]
+Images = Annotated[
+    list[str], Field(max_length=MAX_PICTURES, fail_fast=True), BeforeValidator(lambda value: value or [])
+]
+"""Files of pictures in base64."""
 
 
 class OllamaFunction(StrictModel):
@@ -35,7 +31,7 @@ class OllamaMessage(StrictModel):
     role: Name
     content: str | None = None
     thinking: str | None = None
-    images: NoImages = None
+    images: Images = Field(default=[])
     tool_calls: list[OllamaCall] | None = Field(default=None, max_length=MAX_CALLS, fail_fast=True)
     tool_name: Name | None = None
     tool_call_id: Name | None = None
@@ -47,7 +43,7 @@ def for_chat(messages: Sequence[OllamaMessage]) -> list[Json]:
     waiting: list[tuple[str, str]] = []
     """Name and id of each call without a result."""
     for index, message in enumerate(messages):
-        chat: Json = {"role": message.role, "content": message.content or ""}
+        chat: Json = {"role": message.role, "content": content_of(message.content or "", message.images)}
         if message.thinking:
             chat["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -62,6 +58,14 @@ def for_chat(messages: Sequence[OllamaMessage]) -> list[Json]:
                 chat["name"] = message.tool_name
         made.append(chat)
     return made
+
+
+def content_of(text: str, images: Sequence[str]) -> str | list[Json]:
+    """The content of a chat message. Pictures come first, as in Ollama."""
+    if not images:
+        return text
+    parts = [url_part(image if image.startswith("data:") else f"data:;base64,{image}") for image in images]
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def _call(call_id: str, function: OllamaFunction) -> Json:

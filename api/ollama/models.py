@@ -182,6 +182,7 @@ def _capabilities(model: ModelDescription) -> list[str]:
     found = {
         "completion": True,
         "insert": model.fills_in,
+        "vision": model.entry.takes_pictures,
         "tools": "tools" in model.template,
         "thinking": thinks(model.template),
         "embedding": model.embeds,

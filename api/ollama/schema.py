@@ -12,7 +12,7 @@ from api.chat.parameters import WIDTH, Refused
 from api.chat.schema import MAX_INT, ModelName, Stops, TokenList
 from api.http.json_object import Json
 from api.http.limits import MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS
-from api.ollama.messages import NoImages, OllamaMessage
+from api.ollama.messages import Images, OllamaMessage
 from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS
 
@@ -171,7 +171,7 @@ class GenerateBody(Generation):
     template: Annotated[str, Refused()] = ""
     context: TokenList = Field(default=[])
     """Tokens of the conversation before the prompt, from an earlier answer."""
-    images: NoImages = None
+    images: Images = Field(default=[])
 
 
 class EmbedBody(_Asking):

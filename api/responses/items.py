@@ -9,6 +9,8 @@ from pydantic import Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from api.chat.message import MEDIA, Name, StrictModel, media_refusal, part_kind
+from api.chat.pictures import KINDS as PICTURES
+from api.chat.pictures import data_url, url_part
 from api.http.errors import Unsupported
 from api.http.json_object import Json
 from api.http.limits import MAX_MESSAGES, MAX_PARTS
@@ -25,7 +27,9 @@ class InputMessage(StrictModel):
         """The item as OpenAI stores it: content is a list of parts."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         more: Json = {"annotations": [], "logprobs": []} if self.role == "assistant" else {}
-        content = [{"type": kind, "text": text, **more} for text in _texts(self.content)]
+        content = [
+            {"type": kind, "text": part, **more} if isinstance(part, str) else part for part in _parts(self.content)
+        ]
         return {"type": "message", "role": self.role, "status": "completed", "content": content}
 
 
@@ -44,7 +48,10 @@ class FunctionOutputItem(StrictModel):
     output: str | list[Any]
 
     def item(self) -> Json:
-        output = "".join(_texts(self.output))
+        parts = _parts(self.output)
+        output: str | list[Json] = "".join(part for part in parts if isinstance(part, str))
+        if any(isinstance(part, dict) for part in parts):
+            output = [part if isinstance(part, dict) else {"type": "input_text", "text": part} for part in parts]
         return {"type": "function_call_output", "status": "completed", "call_id": self.call_id, "output": output}
 
 
@@ -69,7 +76,7 @@ class ReasoningItem(StrictModel):
     content: list[Any] | None = None
 
     def item(self) -> Json:
-        content = [{"type": "reasoning_text", "text": text} for text in _texts(self.content or [])]
+        content = [{"type": "reasoning_text", "text": text} for text in map(_text, _bounded(self.content or []))]
         return {"type": "reasoning", "summary": self.summary, "content": content, "status": "completed"}
 
 
@@ -135,12 +142,25 @@ def read_item(param: str, given: Any) -> Item:
     return {"id": own if isinstance(own, str) and 0 < len(own) <= MAX_NAME_CHARS else item_id(prefix), **item}
 
 
-def _texts(content: str | list[Any]) -> list[str]:
+def _parts(content: str | list[Any]) -> list[str | Json]:
+    """The texts of a content, and the parts of its pictures."""
     if isinstance(content, str):
         return [content]
-    if len(content) > MAX_PARTS:
-        raise BadRequest(f"it has {len(content)} parts; the maximum is {MAX_PARTS}.")
-    return [_text(part) for part in content]
+    return [_picture(part) if part_kind(part) in PICTURES else _text(part) for part in _bounded(content)]
+
+
+def _bounded(parts: list[Any]) -> list[Any]:
+    if len(parts) > MAX_PARTS:
+        raise BadRequest(f"it has {len(parts)} parts; the maximum is {MAX_PARTS}.")
+    return parts
+
+
+def _picture(part: Any) -> Json:
+    try:
+        url = data_url(part)
+    except BadRequest as error:
+        raise Unsupported(f"a part {error.message}.") from error
+    return {"type": "input_image", "image_url": url, "detail": part.get("detail") or "auto"}
 
 
 def _text(part: Any) -> str:
@@ -170,9 +190,10 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Json]:
             continue
         turn = None
         if kind in ("function_call_output", "custom_tool_call_output"):
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+            content = _content(item["output"])
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         else:
-            messages.append({"role": item["role"], "content": _joined(item)})
+            messages.append({"role": item["role"], "content": _content(item["content"])})
     # Reasoning alone is not a message.
     return [message for message in messages if "content" in message or "tool_calls" in message]
 
@@ -189,6 +210,16 @@ def _add(turn: Json, item: Item) -> None:
             turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "custom", "custom": custom})
         case _:
             turn["content"] = _joined(item)
+
+
+def _content(parts: str | list[Json]) -> str | list[Json]:
+    """The content of a chat message: the joined text, or parts if there are pictures."""
+    if isinstance(parts, str) or not any(part["type"] == "input_image" for part in parts):
+        return parts if isinstance(parts, str) else "".join(part["text"] for part in parts)
+    return [
+        url_part(part["image_url"]) if part["type"] == "input_image" else {"type": "text", "text": part["text"]}
+        for part in parts
+    ]
 
 
 def _joined(item: Item) -> str:

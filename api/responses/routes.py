@@ -60,7 +60,7 @@ class Responses:
         """The length of the prompt of a request, with a model that may have to be loaded for it."""
         chat, turn = await self._read(request)
         with renamed_params(turn.output.body.params):
-            _, prompt, _ = await encode_chat(self.env, request, chat, most=MAX_COUNTED)
+            _, (prompt, _), _ = await encode_chat(self.env, request, chat, most=MAX_COUNTED)
         return web.json_response({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     async def _read(self, request: web.Request) -> tuple[ChatRequest, Turn]:

@@ -63,6 +63,14 @@ def _seconds(text: str) -> float:
 
 MODEL = click.argument("model", help="id or short name", shell_complete=completion.models)
 NODE = click.argument("node", help="name, or id or its first characters", shell_complete=completion.nodes)
+IMAGES = option(
+    "--image",
+    "images",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="a picture for the model (PNG, JPEG, WebP); repeatable",
+)
 SYSTEM = option("--system", metavar="TEXT", default="", help="tell the model who it is")
 TIMEOUT = option("--timeout", metavar="S", type=Parsed(_seconds), default="600", help="seconds (default: 600)")
 FOLLOW = option("-f", "--follow", is_flag=True, help="go on until Ctrl-C")

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.cli.answers import show
-from node.cli.client import Api, Refused, StatusFailed
+from node.cli.client import Api, Json, Refused, StatusFailed
+from node.cli.pictures import picture_part, with_pictures
 from node.cli.terminal import complain, printable
 from node.core.generation import parse_sampling
 
 HELP = '''\
 /model [ID]      go on with another model, or list the models; /load does the same
 /system [TEXT]   tell the model who it is; without TEXT nothing is told
+/image FILE      show the model a picture, with what you type next
 /set NAME VALUE  sample so, like /set temperature 0.2; without VALUE as the model's authors propose; /set shows what is set
 /stats           show how many tokens the last answer had, and how quick they were
 /reset           forget the conversation
@@ -34,7 +36,9 @@ class Chat:
     model: str
     system: str = ""
     read: Callable[[str], str] = input
-    _turns: list[dict[str, str]] = field(default_factory=list, init=False)
+    pictures: list[Json] = field(default_factory=list)
+    """They go with the next text."""
+    _turns: list[Json] = field(default_factory=list, init=False)
     _sampling: dict[str, float] = field(default_factory=dict, init=False)
     _stats: str = field(default="", init=False)
     _saved: Path | None = field(default=None, init=False)
@@ -76,12 +80,14 @@ class Chat:
                 self._choose(value)
             case "/system":
                 self.system = value
+            case "/image":
+                self._show(value)
             case "/set":
                 self._set(*value.split(maxsplit=1))
             case "/stats":
                 print(self._stats or "There is no answer yet.")
             case "/reset" | "/clear":
-                self._turns = []
+                self._turns, self.pictures = [], []
             case "/save":
                 self._save(value)
             case "/help" | "/?":
@@ -99,6 +105,12 @@ class Chat:
             return
         for entry in self.api.ask("GET", "/v1/models")["data"]:
             print("*" if entry["id"] == self.model else " ", printable(entry["id"]))
+
+    def _show(self, name: str) -> None:
+        if not name:
+            raise Refused("Name the file: /image FILE")
+        self.pictures.append(picture_part(Path(name)))
+        print("It goes with what you type next.")
 
     def _set(self, name: str = "", written: str = "") -> None:
         try:
@@ -129,11 +141,12 @@ class Chat:
 
     def _say(self, text: str) -> None:
         """An answer that was stopped stays in the conversation as far as it came; a failed one leaves nothing."""
-        messages = [*self._messages(), {"role": "user", "content": text}]
-        answer = show(self.api, {"model": self.model, **self._sampling, "messages": messages})
+        turn = {"role": "user", "content": with_pictures(text, self.pictures)}
+        self.pictures = []
+        answer = show(self.api, {"model": self.model, **self._sampling, "messages": [*self._messages(), turn]})
         self._stats = answer.stats or self._stats
         if answer.text or answer.finish:
-            self._turns += [{"role": "user", "content": text}, {"role": "assistant", "content": answer.text}]
+            self._turns += [turn, {"role": "assistant", "content": answer.text}]
 
-    def _messages(self) -> list[dict[str, str]]:
+    def _messages(self) -> list[Json]:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self._turns]

@@ -4,8 +4,9 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -13,10 +14,11 @@ import click
 
 from node import __version__
 from node.cli import answers, completion, models
-from node.cli.arguments import FOLLOW, MODEL, NODE, SYSTEM, TIMEOUT, asks_node, json_option
+from node.cli.arguments import FOLLOW, IMAGES, MODEL, NODE, SYSTEM, TIMEOUT, asks_node, json_option
 from node.cli.chat import Chat
 from node.cli.client import Api, Json, StatusFailed
 from node.cli.launch import PROGRAMS, choose, launch
+from node.cli.pictures import picture_part, with_pictures
 from node.cli.table import render
 from node.cli.terminal import complain, printable, progress, without_controls
 from node.cli.wait import Target, in_memory, target_of, undrained, wait
@@ -50,21 +52,23 @@ def cluster() -> None:
     "model", required=False, help="id or short name (default: one that is loaded)", shell_complete=completion.models
 )
 @SYSTEM
+@IMAGES
 @asks_node
-def chat(api: Api, model: str | None, system: str) -> None:
+def chat(api: Api, model: str | None, system: str, images: Sequence[Path]) -> None:
     """Talk to a model; /help shows what else you can type."""
     import readline  # noqa: F401, PLC0415 - line editing and history for input(); other commands need none
 
     model = model or answers.default_model(api)
     if sys.stdin.isatty():
         print(f"{printable(model)}   /help shows what you can type, Ctrl-D ends.")
-    Chat(api, model, system).run()
+    Chat(api, model, system, pictures=list(map(picture_part, images))).run()
 
 
 @cluster.command
 @MODEL
 @click.argument("prompt", nargs=-1, help="the prompt, after what comes from a pipe")
 @SYSTEM
+@IMAGES
 @option("--max-tokens", metavar="N", type=int, help="maximum length of the answer (default: the context)")
 @option(
     "--temperature",
@@ -75,10 +79,20 @@ def chat(api: Api, model: str | None, system: str) -> None:
 @option("--verbose", is_flag=True, help="then print how many tokens it had, and how quick they were")
 @json_option("print the node's JSON when the answer is whole")
 @asks_node
-def run(api: Api, model: str, prompt: tuple[str, ...], system: str, verbose: bool, as_json: bool, **more: Any) -> int:
+def run(
+    api: Api,
+    model: str,
+    prompt: tuple[str, ...],
+    system: str,
+    images: Sequence[Path],
+    verbose: bool,
+    as_json: bool,
+    **more: Any,
+) -> int:
     """Print a model's answer to one prompt."""
-    messages = [{"role": "system", "content": system}] if system else []
-    messages += [{"role": "user", "content": answers.whole_prompt(prompt)}]
+    messages: list[Json] = [{"role": "system", "content": system}] if system else []
+    content = with_pictures(answers.whole_prompt(prompt), list(map(picture_part, images)))
+    messages.append({"role": "user", "content": content})
     is_whole = answers.run(api, {"model": model, "messages": messages, **more}, as_json=as_json, verbose=verbose)
     return 0 if is_whole else EXIT_INTERRUPTED
 

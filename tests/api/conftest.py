@@ -33,9 +33,11 @@ from node.core.views import NodeState
 from node.gateway.disk import Pulled
 from node.gateway.peers import Peers
 from node.model.hub_search import HubModel
+from node.model.picture_form import PictureForm
 from node.model.short_names import untagged
 from node.text.encoder import check_length
 from node.text.grammars import Grammars
+from node.text.pictures import Pictures
 from node.text.tokenizer import Tokenizer
 from tests.api import paged
 from tests.browser import Tab
@@ -56,6 +58,7 @@ class ScriptedModel:
     sampling: dict[str, float] = field(default_factory=dict)
     """What its authors propose."""
     pool: Pool = field(default_factory=lambda: Pool("text", 4, 256))
+    pictures: PictureForm | None = None
 
     @property
     def encoder(self) -> Self:
@@ -143,6 +146,9 @@ class ScriptedBackend:
     """The status, if it is another one."""
     aliases: Sequence[str] = ()
     """Other names of the model."""
+    pictures: Pictures | None = None
+    for_pictures: Sequence[str] = ()
+    """Models that take pictures."""
     fills_in: bool = False
     """Whether it is described as a model that fills in."""
     evaluated: list[EvaluateRequest] = field(default_factory=list)
@@ -182,7 +188,11 @@ class ScriptedBackend:
             return entry
         quantization = {"bits": 4, "group_size": 64}
         config = {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 8, "quantization": quantization}
-        return replace(entry, config=config, context=self.model.context, parameters=1_836_000)
+        more = {"context": self.model.context, "takes_pictures": self.model.pictures is not None}
+        return replace(entry, config=config, parameters=1_836_000, **more)
+
+    async def ready_for_pictures(self) -> Sequence[str]:
+        return self.for_pictures
 
     def known(self, name: str) -> ModelEntry | None:
         plain = untagged(name)

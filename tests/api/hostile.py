@@ -1,4 +1,4 @@
-"""Requests that are cheap to send and may be expensive to serve: each a path and a body of at most 8 MiB.
+"""Requests that are cheap to send and may be expensive to serve: each a path and a body of at most MAX_BODY.
 
 Most name a model that does not exist, so no long text reaches the tokenizer.
 """
@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+from api.http.limits import MAX_BODY
 from tests.api.fuzz import GOOD, MODEL
 
-MOST = 8 * 2**20 - 4096
+MOST = MAX_BODY - 4096
 CHAT, LEGACY, EMBED, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"
 OLLAMA, GENERATE, OLLAMA_EMBED = "/api/chat", "/api/generate", "/api/embed"
 MESSAGES = "/v1/messages"

@@ -7,6 +7,7 @@ import re
 import anthropic
 import pytest
 
+from api.http.limits import MAX_BODY
 from node.core.errors import ContextExceeded, NoCapacity, NotReady, Overloaded
 from tests.api.test_anthropic import CITY, HEADERS, MODEL, NOW, USER, WEATHER, ask, body, client
 from tests.api.test_anthropic_chat import USE, result
@@ -47,14 +48,14 @@ def thinking(**more):
         (user([TEXT] * 1025), "1025 blocks"),
         (user([{"type": "text"}]), "'messages[0].content[0].text'"),
         (user([{"type": "text", "text": 5}]), "'messages[0].content[0].text'"),
-        (user([TEXT, IMAGE]), "'messages[0].content[1]': it is an image (image), and models get only text here"),
-        (user([{"type": "document"}]), "it is a file (document), and models get only text here"),
+        (user([TEXT, {"type": "image"}]), "'messages[0].content[1]': it has no picture"),
+        (user([{"type": "document"}]), "it is a file (document), and models get only text and pictures here"),
         (user([{"type": "poem"}]), "blocks of type 'poem'"),
         (user([{"type": ["text"]}]), "'messages[0].content[0]'"),
         (user([USE]), "'tool_use'"),
         (
-            user([result([TEXT, IMAGE])]),
-            "'messages[0].content[0].content[1]': it is an image (image), and models get only text here",
+            user([result([TEXT, {**IMAGE, "source": {"type": "url", "url": "https://x/y.png"}}])]),
+            "'messages[0].content[0].content[1]': it is the address of a picture, but this server fetches nothing",
         ),
         (user([result(5)]), "'messages[0].content[0].content'"),
         (user([{"type": "tool_result", "content": "x"}]), "'messages[0].content[0].tool_use_id'"),
@@ -139,7 +140,7 @@ async def test_harmless_parameters_are_taken(server, more):
 async def test_the_kinds_of_errors(server, path):
     for status, kind, how in (
         (404, "not_found_error", {"body": body(model="nothing")}),
-        (413, "request_too_large", {"data": io.BytesIO(b" " * (8 * 2**20 + 1))}),
+        (413, "request_too_large", {"data": io.BytesIO(b" " * (MAX_BODY + 1))}),
         (400, "invalid_request_error", {"data": b"{"}),
         (415, "invalid_request_error", {"headers": {"Content-Encoding": "poem"}, "data": b"{}"}),
     ):

@@ -177,8 +177,7 @@ async def test_bad_values_are_refused_by_name(server, body, param, stream):
 @pytest.mark.parametrize(
     ("kind", "what", "instead"),
     [
-        ("image_url", "an image", "a description"),
-        ("input_image", "an image", "a description"),
+        ("video_url", "a video", "a description"),
         ("input_audio", "audio", "a transcript"),
         ("file", "a file", "its text"),
         ("input_file", "a file", "its text"),
@@ -193,7 +192,7 @@ async def test_the_refusal_of_a_medium_names_it_and_says_what_to_do(server, kind
         assert refused.status == 400
         assert refused.error["code"] == "unsupported"
         said = refused.error["message"]
-        assert f"is {what} ({kind}), and models get only text here" in said
+        assert f"is {what} ({kind}), and models get only text and pictures here" in said
         assert f"send {instead}" in said
     assert server.backend.requests == []
 

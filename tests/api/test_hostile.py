@@ -21,7 +21,7 @@ from tests.api.hostile import CHAT, MOST, Hostile, hostile
 
 log = logging.getLogger(__name__)
 
-SAMPLE = int(os.environ.get("PIPPIN_HOSTILE", "40"))
+SAMPLE = int(os.environ.get("PIPPIN_HOSTILE", "20"))
 HEALTH_S = 1.0
 """It normally takes a twentieth of this."""
 COST = 10 * MOST

@@ -38,6 +38,7 @@ async def test_each_route_is_there_without_v1_too(server, prefix):
                     "created": 1_700_000_000,
                     "owned_by": "pippin",
                     "max_model_len": 2048,
+                    "capabilities": {"vision": False},
                 },
                 {"id": "plain", "object": "model", "created": 1_700_000_000, "owned_by": "pippin"},
             ],

@@ -127,6 +127,38 @@ def test_a_failure_is_told(answer, text, node, capsys):
     assert text in capsys.readouterr().err
 
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGF0"}}
+
+
+def asked(text, *pictures):
+    return [*pictures, {"type": "text", "text": text}]
+
+
+def test_run_sends_pictures(node, tmp_path, capsys):
+    node.answers = [HELLO]
+    file = tmp_path / "hat.png"
+    file.write_bytes(b"hat")
+    options = ["--image", str(file), "--image", str(file), "--api", node.url]
+    assert main(["run", "demo", "What is it?", *options]) == 0
+    assert node.bodies[0]["messages"] == [{"role": "user", "content": asked("What is it?", PICTURE, PICTURE)}]
+    assert main(["run", "demo", "Hi", "--image", str(tmp_path / "none.png"), "--api", node.url]) == 1
+    assert "none.png can't be read: No such file or directory." in capsys.readouterr().err
+
+
+def test_chat_shows_a_picture_with_the_next_text(node, tmp_path, capsys):
+    node.answers = [HELLO]
+    file = tmp_path / "hat.png"
+    file.write_bytes(b"hat")
+    first, second, third = chat(
+        node, f"/image {file}", "/image", "What is it?", "Sure?", f"/image {file}", "/reset", "Hi"
+    )
+    answer = "Hello 🙂\x1b[2J!"
+    assert first == [asked("What is it?", PICTURE)]
+    assert second == [asked("What is it?", PICTURE), answer, "Sure?"]
+    assert third == ["Hi"]
+    assert "Name the file: /image FILE" in capsys.readouterr().err
+
+
 # --- cluster chat ---------------------------------------------------------------------------------------------------
 
 
