@@ -197,7 +197,7 @@ class Options:
         "none)",
     )
     open_api: bool = _api("--open-api", None, "without keys, accept requests from public addresses, too")
-    max_body: int = _api("--max-body BYTES", values.size, "maximum size of a request (default: 8MB)", MAX_BODY)
+    max_body: int = _api("--max-body BYTES", values.size, "maximum size of a request (default: 32MB)", MAX_BODY)
     grammar_timeout: float = _api(
         "--grammar-timeout S",
         values.seconds(0.1, 60),

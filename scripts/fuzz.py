@@ -2,8 +2,8 @@
 """Attacks a cluster of two real nodes, once open and once with a secret, and checks that no harm is done.
 
     .venv/bin/python scripts/fuzz.py                                          all of it: hours
-    .venv/bin/python scripts/fuzz.py --requests 2000 --schemas 1000 --streams 500 --models 20 --kv 20
-    .venv/bin/python scripts/fuzz.py --cluster open --requests 0 --schemas 5000 --streams 0 --models 0 --kv 0 --seed 7
+    .venv/bin/python scripts/fuzz.py --requests 2000 --schemas 1000 --pictures 500 --streams 500 --models 20 --kv 20
+    .venv/bin/python scripts/fuzz.py --cluster open --requests 0 --schemas 5000 --pictures 0 --streams 0 --models 0 --kv 0 --seed 7
 
 The numbers count all attacks of a kind, half of them for each cluster. The attacks depend on the seed alone. Exits with
 1 if a node died, an answer took too long or is not documented in docs/troubleshooting.md, a log has a traceback, memory grew beyond
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "fuzz"))
 
 import broken_models
 import damaged_kv
+import hostile_pictures
 import hostile_schemas
 import hostile_streams
 import odd_requests
@@ -32,6 +33,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--requests", type=int, default=100_000, metavar="N", help="HTTP requests (default: %(default)s)")
     add("--schemas", type=int, default=100_000, metavar="N", help="JSON schemas of answers (default: %(default)s)")
+    add("--pictures", type=int, default=10_000, metavar="N", help="pictures of chats (default: %(default)s)")
     add("--streams", type=int, default=10_000, metavar="N", help="gRPC calls and connections (default: %(default)s)")
     add("--models", type=int, default=1_000, metavar="N", help="damaged model folders (default: %(default)s)")
     add("--kv", type=int, default=1_000, metavar="N", help="prompts whose stored KV is damaged (default: %(default)s)")
@@ -80,6 +82,7 @@ async def _all_kinds(target: Target, options: argparse.Namespace, parts: int) ->
         (damaged_kv, options.kv),  # first, as it needs a ring of both nodes: others drain nodes and load other models
         (odd_requests, options.requests),
         (hostile_schemas, options.schemas),
+        (hostile_pictures, options.pictures),
         (hostile_streams, options.streams),
         (broken_models, options.models),
     ):

@@ -76,6 +76,22 @@ async def grammars(sandbox_server: SandboxServer) -> AsyncIterator[Grammars]:
 
 
 @pytest.fixture(scope="session")
+def picture_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model that takes pictures."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-mistral3"
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "make_model.py"),
+        "--preset",
+        "tiny-mistral3",
+        "--out",
+        str(folder),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     if PROGRAM is None:
         pytest.skip("no Chromium, in which the page is tested; on Debian: apt-get install chromium")

@@ -47,12 +47,17 @@ def test_layer_of(tensor, layer):
     assert layer_of(tensor) == layer
 
 
-@pytest.mark.parametrize(
-    "tensor", ["vision_tower.patch_embed.weight", "multi_modal_projector.linear.weight", "mtp.fc.weight"]
-)
+@pytest.mark.parametrize("tensor", ["image_newline.weight", "audio_tower.linear.weight", "mtp.fc.weight"])
 def test_foreign(tensor):
     assert is_foreign(tensor)
     assert layers_by_file({tensor: "model.safetensors"}) == {}
+
+
+@pytest.mark.parametrize("tensor", ["vision_tower.layers.3.weight", "model.multi_modal_projector.linear.weight"])
+def test_the_tower_is_with_the_driver(tensor):
+    assert is_foreign(tensor)
+    assert files_for({tensor: "a", "model.layers.0.w": "b"}, 0, 1, ends=True) == {"a", "b"}
+    assert files_for({tensor: "a", "model.layers.0.w": "b"}, 0, 1, ends=False) == {"b"}
 
 
 @pytest.mark.parametrize("tensor", ["lm_head.weight", "model.norm.weight", "model.layers.3.audio_gate.weight"])

@@ -1,4 +1,4 @@
-"""A short run of `scripts/fuzz.py`: odd requests, hostile schemas, lying peers, damaged models and damaged KV harm no node."""
+"""A short run of `scripts/fuzz.py`: odd requests, hostile schemas and pictures, lying peers, damaged models and damaged KV harm no node."""
 
 import subprocess
 import sys
@@ -10,8 +10,8 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.slow
 
 FEW = {
-    "open": {"--requests": 60, "--schemas": 25, "--streams": 40, "--models": 0, "--kv": 6},
-    "secret": {"--requests": 40, "--schemas": 0, "--streams": 60, "--models": 6, "--kv": 0},
+    "open": {"--requests": 60, "--schemas": 25, "--pictures": 40, "--streams": 40, "--models": 0, "--kv": 6},
+    "secret": {"--requests": 40, "--schemas": 0, "--pictures": 0, "--streams": 60, "--models": 6, "--kv": 0},
 }
 BUSY = {"--health-p99-ms": 2_000, "--health-max-ms": 10_000, "--growth": 3}
 """Looser limits, because CI's machine has other work and memory grows most at first."""
