@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import jsonschema
 import pytest
 
 from tests.conftest import ROOT, Cluster, Node, stock_texts
+from tests.nodes.calls import DIALECTS, Called
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -34,6 +36,32 @@ SCHEMA = {
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "capital", "strict": True, "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "show_capital", "parameters": SCHEMA}}
+FORECAST = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "pattern": "^[A-Z][a-z]{2,9}$"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["celsius", "kelvin"]},
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
+EXAMPLE = """
+<|im_start|>user
+What is the weather in Rome?<|im_end|>
+<|im_start|>assistant
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "Rome"}}
+</tool_call><|im_end|>
+"""
+"""Shows the model how it may call, and to write a call that the schema does not allow."""
+TEMPLATE = (
+    "{%- if tools %}{{- EXAMPLE }}{%- endif %}"
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content }}"
+    "{%- for tool_call in message.tool_calls or [] %}{{- '<tool_call>' + tool_call.name }}{%- endfor %}"
+    "{{- '<|im_end|>\\n' }}{%- endfor %}{{- '<|im_start|>assistant\\n' }}"
+).replace("EXAMPLE", json.dumps(EXAMPLE.lstrip()))
+"""The model's own has no place for tools. Its vocabulary has no token for the mark of a call, which is five of them."""
 SILENT = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/responses": {"input": QUESTION},
@@ -94,3 +122,30 @@ def test_its_text_is_stock_text_on_three_two_and_one_nodes(cluster: Cluster, rea
                 answer = nodes[0].post(path, {"model": real_model.name, **body})
                 assert stock[QUESTION] in answer.body.decode(), path
         nodes[left - 1].kill()
+
+
+def test_calls_of_strict_tools_are_valid_though_the_model_would_write_others(
+    cluster: Cluster, real_model: Path, tmp_path: Path
+) -> None:
+    if "4bit" not in real_model.name:
+        pytest.skip("one size is enough")
+    folder = tmp_path / "with-tools"
+    shutil.copytree(real_model, folder, copy_function=os.link)
+    settings = json.loads((real_model / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    nodes = cluster.start(2, "--model", str(folder), "--stages", "2", "--context", "512")
+    cluster.ready(*nodes, stages=2)
+    tool = {"name": "get_weather", "parameters": FORECAST}
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+    def ask(seed: int) -> Called:
+        more: Any = {"model": folder.name, "temperature": 1, "seed": seed}
+        return DIALECTS[seed % len(DIALECTS)](nodes[0], messages, tool, **more)
+
+    with ThreadPoolExecutor(2) as pool:
+        calls = [call for calls in pool.map(ask, range(12)) for call in calls]
+    assert len(calls) > 6
+    for name, arguments in calls:
+        assert name == "get_weather"
+        jsonschema.validate(arguments, FORECAST)
