@@ -177,6 +177,13 @@ class Options:
         "file of accepted API keys, one per line (default: requests need no key)",
         (),
     )
+    tls_cert: Path | None = _api(
+        "--tls-cert FILE",
+        values.path,
+        "serve the API by TLS with this certificate (PEM, with its chain), which may be renewed while the node runs "
+        "(default: without TLS)",
+    )
+    tls_key: Path | None = _api("--tls-key FILE", values.path, "private key of the certificate (PEM)")
     cors_origins: tuple[str, ...] = _api(
         "--cors-origin URL",
         values.origin,
@@ -307,6 +314,8 @@ def _options(given: dict[str, Any]) -> Options:
         raise click.UsageError("--draft ID needs --model; or name the model that it is for: --draft MODEL=ID")
     if given.get("host") and given.get("interface"):
         raise click.UsageError("--host is not allowed with --interface: see node --print-config")
+    if bool(given.get("tls_cert")) != bool(given.get("tls_key")):
+        raise click.UsageError("--tls-cert and --tls-key need each other")
     given |= {"models": models, "models_dirs": [*given.get("models_dirs", ()), *folders]}
     given["drafts"] = [(model, draft) for of, draft in drafts for model in ([of] if of else models)]
     unique = {name: tuple(dict.fromkeys(value)) for name, value in given.items() if isinstance(value, list | tuple)}

@@ -219,7 +219,7 @@ class Node:
         def find() -> re.Match[str] | None:
             if self.process.poll() is not None:
                 raise RuntimeError(f"{self.name} ended with {self.process.returncode}")
-            return re.search(r"API on http://\S*:(\d+)/v1", self.written)
+            return re.search(r"API on https?://\S*:(\d+)/v1", self.written)
 
         self.port = int(until(find, f"{self.name} starts")[1])
         return self

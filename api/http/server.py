@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import socket
+import ssl
 from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
@@ -34,13 +35,20 @@ class ApiServer:
     """HTTP server that binds when it is created: the port is known, or refused if taken, before anything else."""
 
     def __init__(
-        self, hosts: Sequence[str], port: int, limits: ConnectionLimits | None = None, *, ollama_port: int | None = None
+        self,
+        hosts: Sequence[str],
+        port: int,
+        limits: ConnectionLimits | None = None,
+        *,
+        ollama_port: int | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Raises PortTaken. Port 0: the system chooses the port, which is the same for all hosts.
 
-        `ollama_port`: a second port, for Ollama's clients; None: there is none.
+        `ollama_port`: a second port, for Ollama's clients; None: there is none. `tls`: of both; None: there is no TLS.
         """
         self._limits = limits or ConnectionLimits()
+        self._tls = tls
         self._sockets: list[socket.socket] = []
         self.port = self._bind(hosts, port, "API port", TAKEN_HINT)
         self.ollama_port = ollama_port
@@ -85,7 +93,9 @@ class ApiServer:
         connections = Connections(self._limits)
         protocol = partial(_Protocol, self._runner.server, connections, self._limits, loop=loop, **settings)
         for each in self._sockets:
-            self._listening.append(await loop.create_server(protocol, sock=each))
+            handshake_s = self._limits.header_s if self._tls else None
+            server = await loop.create_server(protocol, sock=each, ssl=self._tls, ssl_handshake_timeout=handshake_s)
+            self._listening.append(server)
 
     async def finish(self, limit_s: float) -> None:
         """Refuse new requests, and wait up to `limit_s` seconds for requests in flight.
@@ -143,7 +153,8 @@ class _Protocol(web.RequestHandler):
             self._refuse(transport, TOO_MANY.status, describe(TOO_MANY), f"Retry-After: {TOO_MANY.retry_after}\r\n")
             return
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # pause until the system has taken every byte
+        # Pause until the system has taken every byte. asyncio's TLS would pause at 0 for an empty buffer, without end.
+        transport.set_write_buffer_limits(high=1, low=0)
 
     def _refuse(self, transport: asyncio.Transport, status: int, error: dict[str, Any], headers: str = "") -> None:
         """Send an error for input that aiohttp makes no request of, and close the connection."""

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -36,9 +37,20 @@ def asks_node(command: Asking) -> Asking:
         callback=_key,
         help="file of API keys, of which the first is used (default: the key in PIPPIN_API_KEY)",
     )
+    @option(
+        "--tls-fingerprint",
+        "fingerprint",
+        metavar="SHA256",
+        type=Parsed(_fingerprint),
+        envvar="PIPPIN_TLS_FINGERPRINT",
+        default="",
+        help="trust only the certificate with this SHA-256, as the node's log shows it (default: the machine's authorities)",
+    )
     @functools.wraps(command)
-    def ask(api: Api, key: str, **options: Any) -> int | None:
-        return command(api._replace(key=key), **options)
+    def ask(api: Api, key: str, fingerprint: str, **options: Any) -> int | None:
+        if fingerprint and api.scheme != "https":
+            raise click.UsageError("--tls-fingerprint needs an --api that begins with https://")
+        return command(api._replace(key=key, fingerprint=fingerprint), **options)
 
     return ask
 
@@ -52,6 +64,13 @@ def _key(_: click.Context, __: click.Parameter, file: str | None) -> str:
         return read_keys(Path(file))[0] if file else parse_key(os.environ.get("PIPPIN_API_KEY", ""))
     except (OSError, ValueError) as error:
         raise click.UsageError(f"--api-key-file: {error}" if file else str(error)) from error
+
+
+def _fingerprint(text: str) -> str:
+    digits = text.replace(":", "").lower()
+    if text and not re.fullmatch("[0-9a-f]{64}", digits):
+        raise ValueError("a SHA-256 has 64 hexadecimal digits")
+    return digits
 
 
 def _seconds(text: str) -> float:

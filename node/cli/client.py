@@ -4,9 +4,11 @@ Uses `http.client` instead of `urllib.request`, which would send requests throug
 """
 
 import errno
+import hashlib
 import http.client
 import json
 import re
+import ssl
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
@@ -60,6 +62,8 @@ class Api(NamedTuple):
     port: int
     key: str = ""
     """API key; empty: none is sent."""
+    fingerprint: str = ""
+    """SHA-256 of the node's certificate; empty: it must be of an authority that this machine trusts."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{join_host_port(self.host, self.port)}"
@@ -111,10 +115,13 @@ class Api(NamedTuple):
     @contextmanager
     def _answer(self, method: str, path: str, timeout: float, body: Json | None) -> Iterator[http.client.HTTPResponse]:
         """The beginning of what was asked for, and not of a refusal; errors while it is read are raised, too."""
-        kind = http.client.HTTPSConnection if self.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self.host, self.port, timeout=timeout)
+        connection = self._connection(timeout)
         try:
             connection.connect()
+            self._check_certificate(connection)
+        except ssl.SSLError as error:
+            connection.close()
+            raise StatusFailed(_distrusted(self, error)) from error
         except OSError as error:
             connection.close()
             hint = f" {local_network_hint()}".rstrip() if error.errno == errno.EHOSTUNREACH else ""
@@ -136,9 +143,30 @@ class Api(NamedTuple):
         except TimeoutError as error:
             raise StatusFailed(f"{self} took the connection but did not answer within {timeout:g} s.") from error
         except (OSError, http.client.HTTPException) as error:
-            raise StatusFailed(f"{self} broke off its answer ({error!r}).") from error
+            hint = "" if self.scheme == "https" else f" If it has a certificate, ask {self._replace(scheme='https')}."
+            raise StatusFailed(f"{self} broke off its answer ({error!r}).{hint}") from error
         finally:
             connection.close()
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        if self.scheme != "https":
+            return http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        context = ssl.create_default_context()
+        if self.fingerprint:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout, context=context)
+
+    def _check_certificate(self, connection: http.client.HTTPConnection) -> None:
+        """Before anything is sent. Raises StatusFailed."""
+        if not self.fingerprint or not isinstance(connection.sock, ssl.SSLSocket):
+            return
+        shown = hashlib.sha256(connection.sock.getpeercert(binary_form=True) or b"").hexdigest()
+        if shown != self.fingerprint:
+            connection.close()
+            raise StatusFailed(
+                f"The certificate of {self} has the SHA-256 {shown}, not that of --tls-fingerprint: it was renewed, or "
+                "somebody is in between."
+            )
 
     def _refusal(self, code: int, body: bytes) -> StatusFailed:
         """The error that an answer tells of."""
@@ -153,6 +181,15 @@ class Api(NamedTuple):
             return Refused(error["message"], str(error.get("code")))
         except (ValueError, KeyError, TypeError):
             return StatusFailed(f"{self} is no Pippin node: it answered {code}. Name one with --api URL.")
+
+
+def _distrusted(api: Api, error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"The certificate of {api} is not trusted ({error.verify_message}). If it is the node's own, name it with "
+            "--tls-fingerprint: the node's log has it. SSL_CERT_FILE names an authority."
+        )
+    return f"{api} has no TLS ({error.reason or error}). Ask {api._replace(scheme='http')}."
 
 
 def _event(data: str) -> Json:

@@ -134,6 +134,10 @@ def launch(name: str, model: Model, more: Sequence[str], *, prints: bool) -> Non
         environment, arguments = program.start(model)
     except OSError as error:
         raise StatusFailed(f"{error.filename} can't be written ({error.strerror}).") from error
+    if model.api.scheme == "https" and (authority := os.environ.get("SSL_CERT_FILE")):
+        environment["NODE_EXTRA_CA_CERTS"] = authority  # Node.js reads no other
+    elif model.api.fingerprint:
+        complain(f"{name} knows no --tls-fingerprint: let SSL_CERT_FILE name the certificate, or its authority")
     command = [name, *arguments, *more]
     if prints or not path:
         print(*(f"export {key}={shlex.quote(value)}" for key, value in environment.items()), sep="\n")

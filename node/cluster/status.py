@@ -61,7 +61,7 @@ def _cluster_state(models: list[Json], rings: list[str]) -> str:
 
 
 def _api(node: NodeInfo) -> str:
-    return f"http://{join_host_port(node.addresses[0], node.api_port)}/v1" if node.addresses else ""
+    return f"{node.api_scheme}://{join_host_port(node.addresses[0], node.api_port)}/v1" if node.addresses else ""
 
 
 def _layers(model: str, layers: StageSpec | Shard) -> Json:

@@ -35,6 +35,12 @@ class NodeInfo:
     """Operating system and its version; empty from nodes of earlier versions."""
     libraries: str = ""
     """Versions of mlx and mlx-lm, which decide each bit of an answer; empty from nodes of earlier versions."""
+    api_tls: bool = False
+    """Whether its API has TLS."""
+
+    @property
+    def api_scheme(self) -> str:
+        return "https" if self.api_tls else "http"
 
 
 @dataclass(frozen=True, slots=True)

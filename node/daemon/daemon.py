@@ -109,6 +109,7 @@ class Daemon:
                 self._upkeep.keep_addresses(self._network.interfaces, self._agent, discovery),
                 self._stop_if_lost(),
                 self._upkeep.keep_memory(),
+                self._upkeep.keep_certificate(self._network.certificate),
                 self._upkeep.try_served(self._agent, self._models.specs.local),
                 self._upkeep.keep_issues(self._issues, self._agent),
                 self._serving.commands.unload_idle(self._options.keep_alive or math.inf),
@@ -129,7 +130,9 @@ class Daemon:
         await self._network.api.start(self._serving.app)
         info = self._agent.info
         address = join_host_port(self._options.host or "localhost", self._network.api.port)
-        log.info("node %s of cluster %s: API on http://%s/v1", info.name, info.cluster, address)
+        log.info("node %s of cluster %s: API on %s://%s/v1", info.name, info.cluster, info.api_scheme, address)
+        if certificate := self._network.certificate:
+            log.info("the SHA-256 of the API's certificate is %s", certificate.fingerprint)
         if self._network.api.ollama_port is not None:
             log.info("Ollama's clients find the API on port %d, too", self._network.api.ollama_port)
         if not self._options.models:

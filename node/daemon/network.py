@@ -17,6 +17,7 @@ from node.core.nodes import NodeInfo
 from node.core.reports import Issue, NodeReport
 from node.core.views import PeerView
 from node.daemon.facts import HostFacts
+from node.host.certificate import Certificate
 from node.host.chip import system_name
 from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, addresses, local_interfaces, multicast_addresses
@@ -33,7 +34,9 @@ class Network:
     def __init__(
         self, options: Options, data: DataDirectory, facts: HostFacts, local_report: Callable[[], NodeReport]
     ) -> None:
-        """Binds the ports. `local_report`: as `Agent` takes it. Raises PortTaken, SecretUnusable."""
+        """Binds the ports. `local_report`: as `Agent` takes it. Raises PortTaken, SecretUnusable,
+        CertificateUnusable.
+        """
         self._options = options
         self._facts = facts
         secret = read_secret(options.secret_file)
@@ -42,7 +45,10 @@ class Network:
         """Whether any node that reaches this one may join."""
         every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         hosts = (options.host or every,)
-        self.api = ApiServer(hosts, options.api_port, ollama_port=options.ollama_port)
+        files = options.tls_cert, options.tls_key
+        self.certificate = Certificate(files[0], files[1]) if files[0] and files[1] else None
+        tls = self.certificate.context if self.certificate else None
+        self.api = ApiServer(hosts, options.api_port, ollama_port=options.ollama_port, tls=tls)
         self.rpc = RpcServer(hosts, options.grpc_port, security)
         self.client = RpcClient(security)
         interfaces = self.interfaces()
@@ -60,6 +66,7 @@ class Network:
             started_at=time.time_ns() // 1_000_000,
             system=system_name(),
             libraries=f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}",
+            api_tls=tls is not None,
         )
         book = AddressBook(info.id, self.client, interfaces, anywhere=security is not None)
         self.agent = Agent(

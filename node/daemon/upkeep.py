@@ -14,6 +14,7 @@ from node.core.reports import Issue, Severity
 from node.core.retried import Retried
 from node.core.rings import Placement
 from node.host import memory
+from node.host.certificate import Certificate
 from node.host.interfaces import Interface, addresses, multicast_addresses
 from node.members.discovery import Discovery
 from node.model.catalogue import Catalogue
@@ -102,6 +103,12 @@ class Upkeep:
                     await describe(version)
                 except (PippinError, OSError) as error:
                     log.debug("%s was not tried: %s", version.model, error)
+
+    async def keep_certificate(self, certificate: Certificate | None) -> None:
+        """Use a certificate that was renewed on the disk. In this thread, as it is the one that shakes hands."""
+        while certificate:
+            await asyncio.sleep(in_step(LOOK_S))
+            certificate.renew()
 
     async def keep_memory(self) -> None:
         """Return the heap memory that large requests freed to the system."""

@@ -184,6 +184,7 @@ class Discovery:
             "version": info.version,
             "protocol": str(info.protocol),
             "api": str(info.api_port),
+            "scheme": info.api_scheme,
             "incarnation": str(info.incarnation),  # makes the advert of a restarted node a new one
         }
         return AsyncServiceInfo(

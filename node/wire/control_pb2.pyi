@@ -229,7 +229,7 @@ class Memory(_message.Message):
     def __init__(self, total: _Optional[int] = ..., usable: _Optional[int] = ..., used: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "cluster", "version", "protocol", "addresses", "grpc_port", "api_port", "chip", "started_at", "system", "libraries")
+    __slots__ = ("id", "incarnation", "name", "cluster", "version", "protocol", "addresses", "grpc_port", "api_port", "chip", "started_at", "system", "libraries", "api_tls")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,7 @@ class NodeInfo(_message.Message):
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
     LIBRARIES_FIELD_NUMBER: _ClassVar[int]
+    API_TLS_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -256,7 +257,8 @@ class NodeInfo(_message.Message):
     started_at: int
     system: str
     libraries: str
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., cluster: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ..., api_port: _Optional[int] = ..., chip: _Optional[str] = ..., started_at: _Optional[int] = ..., system: _Optional[str] = ..., libraries: _Optional[str] = ...) -> None: ...
+    api_tls: bool
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., cluster: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ..., api_port: _Optional[int] = ..., chip: _Optional[str] = ..., started_at: _Optional[int] = ..., system: _Optional[str] = ..., libraries: _Optional[str] = ..., api_tls: _Optional[bool] = ...) -> None: ...
 
 class Download(_message.Message):
     __slots__ = ("done", "total", "bytes_per_s")

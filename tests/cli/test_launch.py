@@ -10,7 +10,8 @@ import tomllib
 import pytest
 
 from node.cli.__main__ import main
-from node.cli.launch import PROGRAMS
+from node.cli.client import Api
+from node.cli.launch import PROGRAMS, Model, launch
 from tests.cli.test_models import GOLDEN
 
 QWEN = "mlx-community/Qwen3-32B-4bit"
@@ -147,6 +148,20 @@ def test_the_node_is_not_asked_through_a_proxy(launched):
 
 
 # --- which model ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scheme", "authority", "passed", "warned"),
+    [("https", "/ca.pem", "/ca.pem", False), ("https", "", None, True), ("http", "/ca.pem", None, False)],
+)
+def test_programs_are_told_whom_to_trust(monkeypatch, home, capsys, scheme, authority, passed, warned):
+    monkeypatch.setenv("SSL_CERT_FILE", authority)
+    model = Model(Api(scheme, "mini.local", 52415, fingerprint="ab" if scheme == "https" else ""), QWEN, 0)
+    launch("claude", model, (), prints=True)
+    said = capsys.readouterr()
+    assert (f"NODE_EXTRA_CA_CERTS={passed}" in said.out) == (passed is not None)
+    assert ("knows no --tls-fingerprint" in said.err) == warned
+    assert f"ANTHROPIC_BASE_URL={scheme}://mini.local:52415" in said.out
 
 
 def test_a_named_model(node, ready, home, capsys):

@@ -199,6 +199,7 @@ def test_interface(monkeypatch):
         (["--log-level", "loud"], "invalid choice: 'loud' (choose from debug, info, warning, error)"),
         (["--log-level", "debgu"], "invalid choice: 'debgu' (did you mean debug?)"),
         (["--host", "127.0.0.1", "--interface", "lo"], "not allowed with"),
+        (["--tls-cert", "cert.pem"], "--tls-cert and --tls-key need each other"),
         (["Qwen3"], "unknown argument: Qwen3 (a model is named with --model ID)"),
         (["--mod", "x"], "unknown argument: --mod"),
         (["--model", "a", "--check"], "--check comes first"),

@@ -360,6 +360,7 @@ async def test_the_advert_holds_no_more_than_the_fingerprint():
         "version",
         "protocol",
         "api",
+        "scheme",
         "incarnation",
     }
     assert all(len(key) + len(value or b"") < 255 for key, value in advert.properties.items())
