@@ -5,7 +5,7 @@
 // `thinking`: "on", "off", or "" for the model's own way.
 // A message: {role, content}; the user's may have `files`, its attachments; an answer also has {model, reasoning, thought_s, error, stopped, first_s, rate, tokens}.
 
-import { contentOf } from "./attachments.js";
+import { contentOf, textOf } from "./attachments.js";
 
 export const CONVERSATION = { temperature: 0.7, top_p: 0.95 }; // where a model proposes nothing; as in `cluster chat`
 export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_tokens"];
@@ -81,6 +81,6 @@ export function requestOf(chat) {
 export function exported(chat) {
   const system = chat.system.trim() ? [`## System\n\n${chat.system}`] : [];
   const by = ({ role, model }) => (role === "user" ? "You" : model);
-  const messages = chat.messages.map((message) => `## ${by(message)}\n\n${contentOf(message)}`);
+  const messages = chat.messages.map((message) => `## ${by(message)}\n\n${textOf(message)}`);
   return `${[`# ${title(chat)}`, ...system, ...messages].join("\n\n")}\n`;
 }

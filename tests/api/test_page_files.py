@@ -1,6 +1,10 @@
 """Files that go with a message, as a user of the page attaches them."""
 
+import io
 import json
+from base64 import b64decode
+
+from PIL import Image
 
 from tests.api.paged import answered, ask, prompted
 
@@ -74,3 +78,37 @@ async def test_names_of_files_cannot_attack(page):
     }}""")
     await page.until(f"document.querySelector('{CHIPS} .name')?.innerText === {json.dumps(name)}")
     assert await page.evaluate("window.hacked") is None
+
+
+async def test_pictures_are_shown_and_sent(page, backend, tmp_path, server):
+    photo, drawing = tmp_path / "photo.png", tmp_path / "drawing.webp"
+    Image.new("RGB", (3000, 1500), "red").save(photo)
+    Image.new("RGBA", (40, 20), (0, 0, 0, 0)).save(drawing)
+    await page.choose("#attach", photo)
+    await page.until("document.querySelector('#attachments img')?.naturalWidth === 1280")
+    await page.drop("#messages", drawing)
+    await page.until("document.querySelectorAll('#attachments img').length === 2")
+    await page.evaluate("{ const real = window.fetch; window.bodies = []; window.fetch = (url, given) => {"
+                        " if (given?.body) window.bodies.push(given.body); return real(url, given); }; }")  # fmt: skip
+    await ask(page, "What is it?")
+    await page.until("document.querySelector('.answer .error, .message .error')?.innerText.includes('picture')")
+    bodies = await page.evaluate("window.bodies")
+    (content,) = [json.loads(body)["messages"][-1]["content"] for body in bodies if "messages" in json.loads(body)]
+    assert [part["type"] for part in content] == ["image_url", "image_url", "text"]
+    sent = [Image.open(io.BytesIO(b64decode(part["image_url"]["url"].split(",")[1]))) for part in content[:2]]
+    assert [picture.size for picture in sent] == [(1280, 640), (40, 20)]
+    assert sent[0].getpixel((9, 9))[0] > 250
+    assert min(sent[1].getpixel((9, 9))) > 250, "what is transparent is white"
+    page.complaints.clear()  # of the answer 400: this model takes no pictures
+
+    await page.open(server.url)
+    await page.click("#chats .entry")
+    await page.until("document.querySelectorAll('.user img').length === 2")
+
+
+async def test_what_is_no_picture_is_told(page, tmp_path):
+    lying = tmp_path / "lying.png"
+    lying.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    await page.choose("#attach", lying)
+    await page.until("document.querySelector('#attach-error').innerText")
+    assert await page.text("#attach-error") == "lying.png is no picture that this browser can read."
