@@ -21,7 +21,13 @@ HEADERS = {
     # from running, from loading anything, and from sending anything elsewhere.
     "Content-Security-Policy": "; ".join(
         (
-            *("default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:", "connect-src 'self'"),
+            *(
+                "default-src 'none'",
+                "script-src 'self'",
+                "style-src 'self'",
+                "img-src 'self' data:",
+                "connect-src 'self'",
+            ),
             *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
             *("require-trusted-types-for 'script'", "trusted-types 'none'"),
         )
