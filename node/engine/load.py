@@ -82,7 +82,7 @@ def load_stage(
     form = None if is_mtp else read_picture_form(directory, config)
     model = _load_lazily(directory, tensors, scalars, mtp, is_mtp=is_mtp, form=form if start == 0 else None)
     if form and form.in_axes:
-        model.rotation = Rotation(list(find_layers(model))[start:end], config.get("text_config") or config)
+        _prepare_axes(model, directory, start, end, config)
     own = own_weights(model, plan, start, end)
     free_others(model, own)
     # An MTP layer is a model of its own, with names that are those of other weights in the whole one.
@@ -118,6 +118,16 @@ def load_stage(
             wiring.release(wired)
         raise
     return Stage(model, plan, start, end, weights)
+
+
+def _prepare_axes(model: Any, directory: Path, start: int, end: int, config: Mapping[str, Any]) -> None:
+    """Without positions in three axes, the model has no use of its tower."""
+    try:
+        model.rotation = Rotation(list(find_layers(model))[start:end], config.get("text_config") or config)
+    except ModelUnsupported as error:
+        log.warning("%s takes no pictures here: %s", directory.name, error)
+        if "tower" in model:
+            del model.tower
 
 
 def _warn_if_unproven(model: str, architecture: str) -> None:

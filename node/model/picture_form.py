@@ -101,13 +101,13 @@ def picture_form(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Pic
 
 
 def _pixtral(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any]) -> PictureForm:
-    patch, side = int(vision["patch_size"]), int(vision["image_size"])
+    patch, side = int(vision.get("patch_size", 16)), int(vision.get("image_size", 1024))
     if side > MAX_PATCHES * patch:
         raise ValueError(f"{side} pixels are more than {MAX_PATCHES} patches")
     merged = int(config.get("spatial_merge_size", _PIXTRAL[config["model_type"]]))
     longest = min(int(processor.get("size", {}).get("longest_edge", side)), side)
     patches = (longest // patch) ** 2
-    work = _layer_bytes(patches, vision["hidden_size"], vision["intermediate_size"])
+    work = _layer_bytes(patches, vision.get("hidden_size", 1024), vision.get("intermediate_size", 4096))
     work += 8 * patches**2  # the mask, twice, as it is converted
     return PictureForm(merged * patch, patch, longest, (0, 0), *_common(config, processor), work)
 
@@ -119,7 +119,9 @@ def _qwen(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mappi
     least = int(processor.get("min_pixels") or size.get("shortest_edge") or 56 * 56)
     most = int(processor.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280)
     most = min(most, MAX_PIXELS)
-    width = int(vision.get("embed_dim") or vision["hidden_size"])  # Qwen2-VL's hidden_size is that of the text
+    width = int(
+        vision.get("embed_dim") or vision.get("hidden_size", 1280)
+    )  # Qwen2-VL's hidden_size is that of the text
     inner = int(vision.get("intermediate_size") or width * vision.get("mlp_ratio", 4))
     work = _layer_bytes(most // patch**2, width, inner)
     return PictureForm(cell, patch, 0, (min(least, most), most), *_common(config, processor), work)

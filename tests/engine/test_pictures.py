@@ -232,3 +232,20 @@ def test_the_first_run_sees_a_picture(directory: Path, monkeypatch: Any) -> None
     monkeypatch.setattr("node.engine.trial.Tower.see", see)
     first_run(read_config(directory), 2**24, 0, "cpu")
     assert calls
+
+
+def test_a_model_whose_axes_do_not_fit_its_heads_answers_texts(
+    directory: Path, form: PictureForm, tmp_path: Path, caplog: Any
+) -> None:
+    config = read_config(directory)
+    if not form.in_axes:
+        assert not stages(directory, ())[0].rotation, "its pictures have positions as texts"
+        return
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config["text_config"]["rope_scaling"]["mrope_section"] = [2, 3, 4]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (stage,) = stages(tmp_path, ())
+    assert "takes no pictures here" in caplog.text
+    with pytest.raises(ModelUnsupported):
+        Runner(stage.sibling(), tmp_path, Faults()).check_pictures([])

@@ -1,0 +1,83 @@
+"""The forms of pictures of models that are published, by the numbers in their config.json and preprocessor_config.json."""
+
+from typing import Any
+
+import pytest
+
+from node.core.errors import BadRequest
+from node.model.picture_form import MAX_PIXELS, PictureForm, picture_form
+
+MISTRAL_SMALL = {
+    "model_type": "mistral3",
+    "spatial_merge_size": 2,
+    "text_config": {"vocab_size": 131072},
+    "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 1540},
+}
+PIXTRAL = {
+    "model_type": "pixtral",
+    "text_config": {"vocab_size": 131072},
+    "vision_config": {"head_dim": 64, "image_size": 1024, "model_type": "pixtral", "patch_size": 16},
+}
+QWEN2_VL = {
+    "model_type": "qwen2_vl",
+    "vocab_size": 151936,
+    "vision_config": {
+        "embed_dim": 1280,
+        "hidden_size": 1536,
+        "mlp_ratio": 4,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+    },
+}
+QWEN2_5_VL = {
+    "model_type": "qwen2_5_vl",
+    "vocab_size": 151936,
+    "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14, "spatial_merge_size": 2},
+}
+LARGE = {"min_pixels": 3136, "max_pixels": 12845056}
+
+
+def form_of(config: dict[str, Any], processor: dict[str, Any]) -> PictureForm:
+    found = picture_form(config, processor)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "size", "taken", "places"),
+    [
+        (MISTRAL_SMALL, {"size": {"longest_edge": 1540}}, (1540, 1540), (1540, 1540), 55 * 55),
+        (MISTRAL_SMALL, {}, (4032, 3024), (1540, 1176), 55 * 42),
+        (PIXTRAL, {"size": {"longest_edge": 1024}}, (640, 480), (640, 480), 40 * 30),
+        (QWEN2_VL, LARGE, (640, 480), (644, 476), 23 * 17),
+        (QWEN2_5_VL, {}, (4032, 3024), (1148, 840), 41 * 30),
+        (QWEN2_5_VL, LARGE, (10, 10), (56, 56), 4),
+    ],
+)
+def test_sizes(
+    config: dict[str, Any], processor: dict[str, Any], size: tuple[int, int], taken: tuple[int, int], places: int
+) -> None:
+    form = form_of(config, processor)
+    assert form.size(*size) == taken
+    assert form.places(*taken) == places
+
+
+def test_a_large_picture_for_a_model_that_would_take_it_whole() -> None:
+    form = form_of(QWEN2_5_VL, LARGE)
+    width, height = form.size(6000, 4000)
+    assert MAX_PIXELS * 0.98 < width * height <= MAX_PIXELS
+
+
+def test_a_picture_that_is_far_too_long() -> None:
+    with pytest.raises(BadRequest, match="10000x10 is too long"):
+        form_of(QWEN2_VL, {}).size(10_000, 10)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_vl", None, 7, []])
+def test_others_take_none(kind: Any) -> None:
+    assert picture_form({**QWEN2_VL, "model_type": kind}, {}) is None
+    assert picture_form({"model_type": "qwen2_vl"}, {}) is None, "a conversion for text alone"
+
+
+def test_memory_of_the_largest_picture() -> None:
+    assert 1 < form_of(MISTRAL_SMALL, {}).work_bytes / 2**30 < 2
