@@ -200,11 +200,16 @@ def _content_of(blocks: Sequence[Block]) -> str | list[Json]:
     """The text; with pictures, content parts of chat in the blocks' order."""
     if not any(isinstance(block, Image) for block in blocks):
         return _text_of(blocks)
-    return [
-        block.part if isinstance(block, Image) else {"type": "text", "text": block.text}
-        for block in blocks
-        if isinstance(block, Text | Image)
-    ]
+    parts: list[Json] = []
+    for block in blocks:
+        if isinstance(block, Image):
+            parts.append(block.part)
+        elif isinstance(block, Text):
+            if parts and parts[-1]["type"] == "text":
+                parts[-1]["text"] += "\n" + block.text
+            else:
+                parts.append({"type": "text", "text": block.text})
+    return parts
 
 
 def _text_of(blocks: Iterable[Block], without: re.Pattern[str] | None = None) -> str:

@@ -45,6 +45,7 @@ def url_part(url: str) -> dict[str, Any]:
 
 def picture_bytes(url: str) -> bytes:
     """The file of a data: URL. Raises BadRequest as `data_url` does."""
+    url = url.replace("\n", "").replace("\r", "")  # of MIME, and of the shell's base64
     start = url.index(",") + 1
     if len(url) - start > MAX_PICTURE_BYTES * 4 // 3 + 4:
         raise BadRequest(f"has more than {MAX_PICTURE_BYTES:,} bytes")

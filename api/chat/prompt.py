@@ -9,7 +9,7 @@ from aiohttp import web
 
 from api.chat.constraint import make_grammar, make_optional_grammar, make_reader
 from api.chat.env import Env, open_model
-from api.chat.generation import Choice, Prepared, check_tokens, run_concurrently
+from api.chat.generation import Choice, Prepared, check_tokens
 from api.chat.message import NUMBER
 from api.chat.request import ChatRequest
 from api.chat.shortening import PARTS, Chat, fitting, prompt_room, shortenings
@@ -108,10 +108,13 @@ async def _decode(env: Env, request: web.Request, model: OpenModel, body: ChatRe
         hint = f"These loaded models do: {others}." if others else "Leave them out, or describe them in words."
         raise Unsupported(f"{model.id} takes no pictures, only text.", hint=hint, param="messages")
     decode = partial(env.gateway.pictures.decode, form=form, param="messages", client=request[CLIENT])
-    pictures = await run_concurrently([partial(decode, file) for file in body.pictures])
-    if (size := sum(len(picture.pixels) for picture in pictures)) > MAX_PIXEL_BYTES:
-        what = f"The pictures have {size:,} bytes in the sizes that {model.id} takes; {MAX_PIXEL_BYTES:,} are the most."
-        raise BadRequest(what, hint="Send fewer, or smaller ones.", param="messages")
+    pictures, size = list[Picture](), 0
+    for file in body.pictures:
+        pictures.append(picture := await decode(file))
+        env.bodies.hold(request, len(picture.pixels))  # a small file may have many
+        if (size := size + len(picture.pixels)) > MAX_PIXEL_BYTES:
+            what = f"The pictures have {size:,} bytes or more in the sizes that {model.id} takes; {MAX_PIXEL_BYTES:,} are the most."
+            raise BadRequest(what, hint="Send fewer, or smaller ones.", param="messages")
     return pictures
 
 

@@ -63,7 +63,7 @@ class Bodies:
         body = await self._receive(request)
         if encoding != "identity":
             body = await self._pool.run(_decompressed, body, ENCODINGS[encoding], self.limit)
-            self._hold(request, len(body))
+            self.hold(request, len(body))
         small = len(body) <= SMALL_BODY and Counts.of(body).values <= SMALL_VALUES
         return await self.work(lambda: make(_parsed(body, form=form)), small=small)
 
@@ -80,8 +80,8 @@ class Bodies:
         finally:
             self._held -= request[HELD]
 
-    def _hold(self, request: web.Request, size: int) -> None:
-        """Add `size` bytes to the account of the request. Raises Overloaded."""
+    def hold(self, request: web.Request, size: int) -> None:
+        """Add `size` bytes to the account of the request, which it holds until its answer. Raises Overloaded."""
         request[HELD] += size
         self._held += size
         if request[HELD] > SMALL_BODY and self._held > BODIES_HELD * self.limit:
@@ -97,7 +97,7 @@ class Bodies:
                     body += part
                     if len(body) > self.limit:
                         raise web.HTTPRequestEntityTooLarge(self.limit, len(body))
-                    self._hold(request, len(part))
+                    self.hold(request, len(part))
                     patience.reschedule(begun + self._body_s + len(body) / BODY_RATE)
         except TimeoutError as error:
             raise BodyTimeout(

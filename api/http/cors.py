@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from api.http.callers import check_host
 from api.http.errors import OriginNotAllowed
-from node.core.addresses import is_local_address, is_local_name, parse_host
+from node.core.addresses import is_address, is_local_address, is_local_name, parse_host
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Cors:
             return
         check_host(request, self._names)  # a page under a name that was made to lead here reads without an origin
         origin = request.headers.get(hdrs.ORIGIN)
-        if origin is None or origin in self._named or _is_own(request, origin):
+        if origin is None or origin in self._named or (_is_own(request, origin) and self._is_known(origin)):
             return
         raise OriginNotAllowed(
             f"Pages of {origin[:100]!r} may not {what}.",
@@ -131,6 +131,11 @@ class Cors:
                 f"Pages of {origin[:100]!r} may not use this API.",
                 hint="Start the node with --cors-origin and this origin to allow them.",
             )
+
+    def _is_known(self, origin: str) -> bool:
+        """Whether the origin has an address, or a name of this node: others of the local network may be made to lead here."""
+        host = parse_host(origin.partition("://")[2])
+        return host is not None and (is_address(host) or host == "localhost" or host in self._names)
 
     def _may_ask(self, origin: str) -> bool:
         """Whether the origin is allowed. Browsers write `scheme://host[:port]`, host names in lower case."""

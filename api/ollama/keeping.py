@@ -1,5 +1,6 @@
 """Ollama's `keep_alive`: how long a model stays in memory after a request. The head decides, and outlives this gateway."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from node.core.errors import PippinError
 
 log = logging.getLogger(__name__)
 
+_PATIENCE_S = 1.0
+"""Seconds for which an answer waits for the head, which may be about to be replaced."""
 FOREVER_S = 1e9
 """Seconds that stand for a negative `keep_alive` of a request with a prompt."""
 CheckChange = Callable[[web.BaseRequest], None]
@@ -25,6 +28,9 @@ async def keep(env: Env, check_change: CheckChange, request: web.Request, model:
         return
     try:
         check_change(request)
-        await env.gateway.commands.run(KeepModel(model, FOREVER_S if keep_alive < 0 else min(keep_alive, FOREVER_S)))
-    except PippinError as error:
-        log.info("the keep_alive of a request to %s is ignored: %s", model, error)
+        async with asyncio.timeout(_PATIENCE_S):
+            await env.gateway.commands.run(
+                KeepModel(model, FOREVER_S if keep_alive < 0 else min(keep_alive, FOREVER_S))
+            )
+    except (PippinError, TimeoutError) as error:
+        log.info("the keep_alive of a request to %s is ignored: %s", model, error or "the head does not answer")

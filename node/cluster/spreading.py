@@ -105,7 +105,10 @@ class Spreading:
         if requests:
             load.several += ((requests > 1) - load.several) * min(1.0, busy_s / WINDOW_S)
         lone = next((ring for ring in rings if requests == 1 and ring.id in traffic and traffic[ring.id].running), None)
-        spread = next((ring for ring in rings if ring.gain and not ring.retiring), None)
+        staying = {node.info.id for node in nodes if not node.draining}
+        spread = next(
+            (ring for ring in rings if ring.gain and not ring.retiring and staying.issuperset(ring.nodes)), None
+        )
         measured = traffic[lone.id] if lone and traffic[lone.id].token_ms > 0 else None
         if spread:
             load.was_spread = True
@@ -124,9 +127,12 @@ class Spreading:
 
     def _seek(self, load: _Load, spec: ModelSpec, stream: Stream, nodes: Sequence[NodeReport], busy_s: float) -> None:
         """Choose two stages for a stream that has been alone for a while, if it is faster by them."""
+        if load.several > ALONE:
+            load.better_s = 0.0
+            return
         paces = pace(spec, nodes)
         found = best_spread(spec, nodes, paces, stream)
-        if found is None or found.gain < MIN_GAIN or load.several > ALONE:
+        if found is None or found.gain < MIN_GAIN:
             load.better_s = 0.0
             return
         load.better_s += busy_s

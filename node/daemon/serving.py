@@ -85,7 +85,7 @@ class Serving:
             self.gateway,
             api_keys=options.api_keys,
             cors_origins=options.cors_origins,
-            names=(socket.gethostname(), *filter(None, [facts.tailnet_name]), *options.allow_hosts),
+            names=(*_own_names(options.cluster), *filter(None, [facts.tailnet_name]), *options.allow_hosts),
             open_api=options.open_api,
             body_limit=options.max_body,
             ollama_port=network.api.ollama_port,
@@ -100,3 +100,9 @@ class Serving:
         self._models.forget(model)
         self.rings.release(model)
         self._agent.touch()
+
+
+def _own_names(cluster: str) -> list[str]:
+    """Host names under which people open the page of this node, or of its cluster."""
+    name = socket.gethostname()
+    return [name, f"{name.removesuffix('.local')}.local", f"{cluster}.local"]

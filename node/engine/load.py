@@ -208,7 +208,7 @@ def _load_lazily(
     if form and of_tower:
         try:
             model.tower = Tower(read_config(directory), form, of_tower)
-        except ModelUnsupported as error:
+        except (ModelUnsupported, ModelBroken) as error:
             log.warning("%s takes no pictures here: %s", directory.name, error)
     return model
 

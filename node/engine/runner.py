@@ -233,7 +233,7 @@ class Runner:
             raise ModelUnsupported(f"This {self.plan.model_type} model takes no pictures on this node.")
         for picture in pictures:
             picture.check()
-            if tower.form.size(picture.width, picture.height) != (picture.width, picture.height):
+            if not tower.form.takes(picture.width, picture.height):
                 raise BadRequest(f"The model takes no picture of {picture.width}x{picture.height} pixels.")
         return [tower.form.grid(picture.width, picture.height) for picture in pictures]
 

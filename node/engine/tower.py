@@ -21,6 +21,7 @@ from node.core.mlx_errors import MLX_ERRORS
 from node.core.pictures import Picture
 from node.engine.ghosts import LayerProxy
 from node.engine.mlx_vlm import vlm_model
+from node.engine.plan import activation_dtype
 from node.model.picture_form import PictureForm
 
 
@@ -81,7 +82,7 @@ class Tower(Module):
         vlm = package.Model(given)
         width = given.text_config.hidden_size
         del vlm["language_model"]
-        vlm.language_model = _Text(width, mx.float32)
+        vlm.language_model = _Text(width, activation_dtype(config))
         return vlm
 
     def _load(self, config: Mapping[str, Any], tensors: Mapping[str, mx.array]) -> None:

@@ -7,6 +7,7 @@ they take no memory (`replace_weights`).
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
@@ -45,8 +46,9 @@ def first_run(
     mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
     try:
         make_plan(config, weight_bytes, kv_bits, unproven=unproven)
-        if form := picture_form(config, {}):
-            _see(Tower(config, form), form)
+        with suppress(*_RAISED):  # without its tower it still answers texts
+            if form := picture_form(config, {}):
+                _see(Tower(config, form), form)
         for small in miniatures(config):
             if _runs(small, kv_bits, unproven=unproven):
                 return

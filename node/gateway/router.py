@@ -29,7 +29,7 @@ from node.core.nodes import Address
 from node.core.rings import Ring
 from node.core.views import NodeState
 from node.gateway.balancer import Balancer
-from node.ring.lifecycle import Rings
+from node.ring.lifecycle import PICTURES_PROTOCOL, Rings
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
@@ -133,10 +133,17 @@ class Router:
         """A ring for the next try: one that was not tried, if there is one."""
         wait_s = RECOVER_WAIT_S if tries.lost else OPEN_WAIT_S
         ready = await self.wait_for_rings(request.model, wait_s, request.client, request.revision, tries.why_lost)
+        if isinstance(request, GenerateRequest) and request.pictures:
+            ready = self._seeing(ready) or ready
         view = self._agent.view()
         traffic = {each.ring: each.running + each.queued for peer in view.peers for each in peer.report.traffic}
         suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
         return self._balancer.choose(tries.others(ready) or ready, request.prompt, traffic, now(), suspect)
+
+    def _seeing(self, rings: Sequence[Ring]) -> list[Ring]:
+        """Those of which all nodes know of pictures."""
+        old = {report.info.id for report in self._agent.alive() if report.info.protocol < PICTURES_PROTOCOL}
+        return [ring for ring in rings if old.isdisjoint(ring.nodes)]
 
     def _note_failure(
         self, error: PippinError, ring: Ring, request: GenerateRequest | EvaluateRequest, tries: Tries

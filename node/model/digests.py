@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from node.core.errors import ModelBroken
-from node.model.file_names import DESCRIPTION, is_license, is_small
+from node.model.file_names import DESCRIPTION, PROCESSORS, is_license, is_small
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_BLOB = re.compile(r"[0-9a-f]{40}")
@@ -80,7 +80,7 @@ def fingerprint(directory: Path, names: Iterable[str]) -> str:
     """
     digest = hashlib.sha256()
     for name in sorted(names):
-        if name == DESCRIPTION or is_license(name):  # they add nothing to the other files
+        if name in (DESCRIPTION, *PROCESSORS) or is_license(name):  # they add nothing to the other files, or came later
             continue
         with (directory / name).open("rb") as file:
             size = file.seek(0, 2)

@@ -1,18 +1,21 @@
 """In which size and form a model takes pictures, of its config.json and preprocessor_config.json."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from node.core.errors import BadRequest, ModelBroken
+from node.core.errors import BadRequest
+
+log = logging.getLogger(__name__)
 
 MAX_PATCHES = 1024
 """Most patches of a side of a picture. Pixtral has 64, Mistral Small 3 has 110."""
 MAX_PLACES = 2**14
 """Most places that a picture may have in a prompt."""
-MAX_PIXELS = 2**22
-"""Qwen's models take three times as many, for which a Mac's tower would need minutes."""
+MAX_PIXELS = 2**21
+"""Qwen's models take six times as many, for which a Mac's tower would need minutes: attention grows with their square."""
 _MAX_ASPECT = 200
 _PIXTRAL = {"mistral3": 2, "pixtral": 1}
 """The models with Pixtral's tower, by their model_type: so many patches of each side are a cell, unless the config says otherwise."""
@@ -72,6 +75,12 @@ class PictureForm:
             width, height = round(width / cell), round(height / cell)
         return width * cell, height * cell
 
+    def takes(self, width: int, height: int) -> bool:
+        """Whether a gateway may have made a picture of this size, by this form or one with other settings of sizes."""
+        whole = width % self.cell == height % self.cell == 0
+        most = math.ceil(self.longest / self.cell) * self.cell
+        return whole and (max(width, height) <= most if self.longest else width * height <= MAX_PIXELS + self.cell**2)
+
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of cells of a picture that has its size."""
         return height // self.cell, width // self.cell
@@ -83,7 +92,7 @@ class PictureForm:
 
 def picture_form(config: Mapping[str, Any], processor: Mapping[str, Any]) -> PictureForm | None:
     """The form of a model of this config.json and preprocessor_config.json; None if it takes no pictures, or its kind of them
-    is not supported. Raises ModelBroken for values that make no sense.
+    is not supported, or its values make no sense: then it answers texts.
     """
     kind, vision = config.get("model_type"), config.get("vision_config")
     if kind not in (*_PIXTRAL, *_QWEN) or not isinstance(vision, dict):
@@ -91,12 +100,14 @@ def picture_form(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Pic
     try:
         form = _pixtral(config, vision, processor) if kind in _PIXTRAL else _qwen(config, vision, processor)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ModelBroken(f"The model's form of pictures cannot be read: {error!r}.") from error
+        log.warning("a %s model takes no pictures, as their form cannot be read: %.200r", kind, error)
+        return None
     least, most = form.pixels
     usable = min(form.patch, form.cell, form.vocabulary, *form.std) > 0 and form.resample in range(6)
     bounded = 0 <= form.longest <= MAX_PATCHES * form.patch and 0 <= least <= most and form.cell % form.patch == 0
     if not (usable and bounded and 0 < max(form.longest**2, most) // form.cell**2 <= MAX_PLACES):
-        raise ModelBroken(f"The model's form of pictures makes no sense: {form}.")
+        log.warning("a %s model takes no pictures, as their form makes no sense: %s", kind, form)
+        return None
     return form
 
 

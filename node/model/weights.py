@@ -48,14 +48,13 @@ def layer_of(tensor: str) -> int | None:
 
 
 def layers_by_file(weight_map: Mapping[str, str]) -> dict[str, set[int | None]]:
-    """The layers that have tensors in each file with any part of the text model, or of a tower; None: it has tensors outside of
-    layers.
+    """The layers that have tensors in each file with any part of the text model; None: it has tensors outside of layers.
 
     `weight_map`: tensor to file. A model is complete when these files are here.
     """
     found: dict[str, set[int | None]] = {}
     for tensor, file in weight_map.items():
-        if not is_foreign(tensor) or is_tower(tensor):
+        if not is_foreign(tensor):
             found.setdefault(file, set()).add(layer_of(tensor))
     return found
 
@@ -71,6 +70,7 @@ def files_for(weight_map: Mapping[str, str], start: int, end: int, ends: bool) -
         for file, held in layers_by_file(weight_map).items()
         if (ends and None in held) or any(layer is not None and start <= layer < end for layer in held)
     }
+    found |= {file for tensor, file in weight_map.items() if ends and is_tower(tensor)}
     if found or start >= end:
         return found
     return {file for tensor, file in weight_map.items() if _MTP.match(tensor)} or set(weight_map.values())

@@ -138,7 +138,7 @@ class _Attempt:
             # The name includes the head: two heads of one term, in different partitions, may arrive at the same fence.
             name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}.{self._head}"
             spread = self._spreads.get(spec.id)
-            gain = spread.gain if spread and spread.stages == len(ring.stages) else 0.0
+            gain = spread.gain if spread and set(spread.nodes) == set(ring.nodes) else 0.0
             ring = replace(ring, id=f"{name}-{number}" if number > 1 else name, fence=self._fence, gain=gain)
         _reserve(self._free, spec, ring)
         self.rings[spec.id].append(ring)

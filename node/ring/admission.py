@@ -33,6 +33,8 @@ LONG_PROMPTS = 4
 """Prompts of more than a step that run in turn; with more of them each would advance too slowly."""
 EXTRA_LANES = 2
 """For sessions that are much longer or shorter than others: without them, rows are padded to the longest."""
+MAX_PIXEL_BYTES = 2**30
+"""Maximum bytes of the pictures of all requests of a ring."""
 LONG_PREFIX = 2048
 """Tokens from which a prefix is not copied if it need not be; 0.25 GB of KV of an 8B model."""
 
@@ -105,6 +107,9 @@ class Admission:
             replaced = self.waiting.replaceable(session, lambda each: not each.generated)
             if replaced is None:
                 raise Overloaded(f"The queue of {len(self.waiting)} requests is full.", hint="Try again in a moment.")
+        pixels = sum(each.pixel_bytes for each in (session, *self.sessions())) if session.pixel_bytes else 0
+        if pixels > MAX_PIXEL_BYTES and not session.request.resume:
+            raise Overloaded(f"Pictures of {pixels:,} bytes wait here.", hint="Try again in a moment.")
         self.waiting.add(session)
         return replaced
 
@@ -242,7 +247,8 @@ class Admission:
         """The session to admit next: none whose beginning is being computed for another one, and while LONG_PROMPTS long
         prompts run, only one whose prompt needs a single step.
         """
-        long = sum(1 for prefill in self.prefills if prefill.slots[0].unsent > self.limits.chunk)
+        running = (prefill for prefill in self.prefills if not prefill.is_blind)
+        long = sum(1 for prefill in running if prefill.slots[0].unsent > self.limits.chunk)
         computing = [slot for prefill in self.prefills for slot in prefill.slots if not slot.gone]
         may_share = self.plan.trimmable  # at a position where the other one is not
 

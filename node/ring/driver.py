@@ -83,8 +83,8 @@ class Driver:
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
         self._requests = 0
-        self._used_at = int(time.time())
         """Requests since the ring began."""
+        self._used_at = int(time.time())
 
     def traffic(self) -> RingTraffic:
         while self._sampled_at and self._sampled_at[0] < now() - RATE_S:

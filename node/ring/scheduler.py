@@ -127,7 +127,8 @@ class Scheduler:
         """Whether it is the oldest one: a draft model, or an MTP layer, follows one session at a time, of text alone."""
         if slot.session.request.pictures:
             return False
-        others = (each for lane in self.admission.lanes for each in lane.slots())
+        slots = (each for lane in self.admission.lanes for each in lane.slots())
+        others = (each for each in slots if not each.session.request.pictures)
         return not slot.gone and all(slot.lane <= other.lane for other in others)
 
     def to_fill(self) -> tuple[Session, list[int]] | None:

@@ -19,6 +19,8 @@ from node.engine.verdict import RowResult
 from node.ring.prefixes import BYTES, pack
 from node.text.constraint import Constraint
 
+_LOOKS_AT = 64
+"""Tokens of an answer after which it is looked again whether its thoughts are over, which takes time where they are long."""
 HEADROOM = 64
 """Tokens of KV set aside ahead of a growing session, so that its growth is seen before it happens."""
 
@@ -64,6 +66,10 @@ class Session:
         """A session that ends with its prompt."""
         prompt = GenerateRequest(request.id, request.model, request.prompt, max_tokens=0, client=request.client)
         return cls(prompt, evaluate_request=request)
+
+    @property
+    def pixel_bytes(self) -> int:
+        return sum(len(picture.pixels) for picture in self.request.pictures)
 
     @property
     def client(self) -> str:
@@ -165,6 +171,12 @@ class Session:
         owner = (request.client or request.id, request.model)
         return Guesser(request.prompt, request.prediction, memory=self.memory or PassageMemory(), owner=owner)
 
+    @cached_property
+    def _words(self) -> Sequence[int]:
+        """The prompt without places of pictures."""
+        prompt = self.request.prompt
+        return [token for token in prompt if token < self.vocabulary] if self.request.pictures else prompt
+
     def ends_with(self, token: int) -> bool:
         """Whether this token ends the session, wherever it comes."""
         return token in self.request.stop_tokens
@@ -175,11 +187,10 @@ class Session:
         thinking = self.request.thinking if self.thinks else None
         if sampling.penalizes or self.constraint or thinking:
             generated = self.tokens[prompt:]
-            if thinking and thinking.is_over(generated):
+            if thinking and self.generated % _LOOKS_AT == 0 and thinking.is_over(generated):
                 self.thinks, thinking = False, None
             generated += guessed
-            words = [token for token in self.tokens[:prompt] if token < self.vocabulary] if sampling.penalizes else ()
-            history = History(words, generated)
+            history = History(self._words if sampling.penalizes else (), generated)
         return Draw(sampling, self.generated + len(guessed), history, self.ends_with, self.constraint, thinking)
 
     def accept(self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()) -> TokenEvent:

@@ -256,6 +256,8 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
                 parts = [from_message(checked(part), Evaluation) async for part in call]
         finally:
             call.cancel()
+        if not parts:
+            raise PeerUnavailable(f"{peer.target} ended without an answer.")
         scores = [score for part in parts for score in part.scores]
         rest = parts[-1]  # an answer of several parts has only scores
         return Evaluation(scores, rest.embedding, rest.among)

@@ -234,6 +234,8 @@ async def test_its_own_page_may_change_the_cluster_and_no_other_page_may(serve, 
             (f"http://localhost:{server.port}", None),
             ("http://evil.example", None),
             ("http://evil.example", "evil.example"),
+            ("http://evil.local:52415", "evil.local:52415"),
+            ("http://evil", "evil"),
             ("null", None),
             ("http://", None),
         ):

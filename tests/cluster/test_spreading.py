@@ -246,3 +246,15 @@ def test_a_least_number_of_stages_is_no_choice():
     home.run(300, 4)
     assert home.stages == 2
     assert not home.placement.rings[0].gain
+
+
+def test_no_other_node_takes_the_place_of_one_that_dies():
+    """Nobody knows how fast two others are together: one node serves, until two are chosen anew."""
+    home = Home("abc")
+    home.run(120, 1)
+    (pair,) = {ring.nodes for ring in home.placement.rings}
+    assert len(pair) == 2
+    home.names = home.names.replace(pair[1], "")
+    home.run(2, 1)
+    assert home.stages == 1
+    assert not any(ring.gain for ring in home.placement.rings)

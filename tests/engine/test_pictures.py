@@ -4,7 +4,6 @@ import importlib
 import json
 import random
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from node.core.axes import Axes
-from node.core.errors import BadRequest, ModelBroken, ModelUnsupported
+from node.core.errors import BadRequest, ModelUnsupported
 from node.core.frames import Open
 from node.core.pictures import Picture
 from node.engine import mlx_vlm
@@ -190,22 +189,22 @@ def test_pixels_as_of_mlx_vlms_processor(directory: Path, form: PictureForm) -> 
     assert np.array_equal(np.array(given_to_tower(given, form)[0]), found["pixel_values"])
 
 
-def test_a_tower_that_does_not_fit_its_config(directory: Path, tmp_path: Path) -> None:
+def test_a_tower_that_does_not_fit_its_config(directory: Path, tmp_path: Path, caplog: Any) -> None:
     config = read_config(directory)
     for name in ("model.safetensors", "model.safetensors.index.json"):
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     config["vision_config"]["hidden_size"] = 32
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelBroken, match="vision tower"):
-        stages(tmp_path, ())
+    (stage,) = stages(tmp_path, ())
+    assert "tower cannot be built" in caplog.text
+    assert not hasattr(stage.model, "tower"), "it answers texts"
 
 
 @pytest.mark.parametrize("changed", [{"patch_size": 0}, {"patch_size": "x"}, {"patch_size": -4}, {"patch_size": 2**40}])
 def test_a_form_that_makes_no_sense(directory: Path, changed: dict[str, Any]) -> None:
     config = read_config(directory)
     config["vision_config"] |= changed
-    with pytest.raises(ModelBroken, match="form of pictures"):
-        read_picture_form(directory, config)
+    assert read_picture_form(directory, config) is None
 
 
 @pytest.mark.parametrize("name", ["hidden_size", "embed_dim", "image_size", "spatial_merge_size"])
@@ -214,10 +213,8 @@ def test_no_number_of_a_config_is_trusted(directory: Path, name: str, value: Any
     config = read_config(directory)
     config["vision_config"] |= {name: value}
     config |= {name: value}
-    with suppress(ModelBroken):
-        form = read_picture_form(directory, config)
-        assert form
-        assert form.places(*form.size(10**4, 10**4)) <= MAX_PLACES
+    form = read_picture_form(directory, config)
+    assert form is None or form.places(*form.size(10**4, 10**4)) <= MAX_PLACES
 
 
 def test_the_first_run_sees_a_picture(directory: Path, monkeypatch: Any) -> None:
