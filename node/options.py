@@ -39,7 +39,15 @@ MEANT = {
     "--verbose": "--log-level debug",
 }
 """Names of options in other programs of this kind."""
-OF_NODEJS = {"--icu-data-dir", "--interactive", "--log-all", "--logfile", "--no-addons", "--test-timeout"}
+OF_NODEJS = {
+    "--icu-data-dir",
+    "--interactive",
+    "--log-all",
+    "--logfile",
+    "--no-addons",
+    "--test-timeout",
+    "--tls-keylog",
+}
 """Options of Node.js that resemble options here."""
 
 

@@ -151,10 +151,9 @@ class Rings:
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | PromptProgress, None]:
         """Raises StaleFence when this node does not drive the ring, and ModelUnsupported for pictures if a stage knows of none."""
         driver = self._driver(ring)
-        protocols = {report.info.id: report.info.protocol for report in self._agent.alive()}
-        if request.pictures and any(
-            protocols.get(node, PICTURES_PROTOCOL) < PICTURES_PROTOCOL for node in driver.ring.nodes
-        ):
+        alive = self._agent.alive() if request.pictures else ()
+        nodes = [report.info for report in alive if report.info.id in driver.ring.nodes]
+        if any(node.protocol < PICTURES_PROTOCOL for node in nodes):
             raise ModelUnsupported(
                 "A node of this ring is of an earlier version, which knows of no pictures.", hint="Update all nodes."
             )

@@ -9,14 +9,17 @@ READS = re.compile(
 )
 ALLOWED = {
     "api/ollama/answer.py": "a moment that clients are told",
+    "api/ollama/models.py": "moments that clients are told",
     "api/openai/reply.py": "a moment that clients are told",
     "api/responses/output.py": "moments that clients are told",
     "node/check/command.py": "tells a person how long the check took",
     "node/daemon/network.py": "the moment of the start, for people",
     "node/daemon/serving.py": "a moment that clients are told",
+    "node/host/certificate.py": "compared for equality only",
     "node/host/crashes.py": "the moment of a crash, for people",
     "node/host/failures.py": "a pause that outlives the process; never longer than 10 minutes, whatever the clock says",
     "node/kv/store.py": "the order in which files of earlier processes go",
+    "node/ring/driver.py": "a moment that clients are told",
     "node/text/tokenizer_files.py": "folders of processes that are gone for an hour",
     "node/model/layouts.py": "compared for equality only",
 }

@@ -48,6 +48,7 @@ ops = st.one_of(
 tensors = st.builds(
     Tensor, st.sampled_from(["float32", "bfloat16"]), st.lists(numbers, max_size=3).map(tuple), st.binary(max_size=40)
 )
+spanned = st.integers(0, 2**31 - 1)
 frames = st.builds(
     Frame,
     ring=st.text(max_size=10),
@@ -64,7 +65,7 @@ frames = st.builds(
     faults=st.lists(st.builds(NonFiniteRow, numbers, numbers, numbers), max_size=3).map(tuple),
     lengths=st.lists(numbers, max_size=3).map(tuple),
     shifts=st.lists(st.integers(-1000, 1000), max_size=3).map(tuple),
-    spans=st.lists(st.builds(Span, numbers, numbers, st.integers(0, 64), numbers), max_size=3).map(tuple),
+    spans=st.lists(st.builds(Span, spanned, spanned, st.integers(0, 64), spanned), max_size=3).map(tuple),
     failure=st.none() | st.builds(Failure, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
 )
 

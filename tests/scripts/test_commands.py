@@ -22,7 +22,23 @@ ANY_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:sudo )?(?:\.venv/bin/)?(?:cluster|node|pippin) [^`]*)`")
 OURS = {"cluster", "node", "pippin"}
 OTHERS = {
-    *("aider", "cat", "chmod", "claude", "cline", "curl", "docker", "eval", "export", "git", "pip", "pipx", "rm"),
+    *(
+        "aider",
+        "cat",
+        "chmod",
+        "claude",
+        "cline",
+        "curl",
+        "docker",
+        "eval",
+        "export",
+        "git",
+        "open-webui",
+        "openssl",
+        "pip",
+        "pipx",
+        "rm",
+    ),
     *("source", "umask", "uv", "/usr/libexec/ApplicationFirewall/socketfilterfw"),
 }
 """Programs of others that the pages name."""

@@ -86,6 +86,7 @@ def simulate(seed: int, *, loud: bool = False) -> Story:
     rng = random.Random(f"plan {seed}")
     gentle = rng.random() < 0.5
     world = World(seed, rng.choice([3, 3, 4] if gentle else [2, 3, 3, 4, 5]), loud=loud)
+    world.picture_rate = 0.3
     world.tell(f"seed {seed}, {'gentle' if gentle else 'wild'}")
     with simulated(world):
         (_gentle if gentle else _wild)(world, rng)

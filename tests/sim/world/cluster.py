@@ -76,6 +76,8 @@ class World:
         self.draft_rate = self.of_drafts.choice([0.0, 0.5, 0.9])
         """Of tokens that the draft model guesses rightly."""
         self.of_pictures = random.Random(f"pictures {seed}")
+        self.picture_rate = 0.0
+        """Share of requests that have a picture of their own."""
         self.of_guesses = random.Random(f"guesses {seed}")
         self.observes = self.of_guesses.random() < 0.6
         """The draft model is an MTP layer, which needs the states that the last stage computes."""
@@ -167,7 +169,7 @@ class World:
         pictures = old.request.pictures[:cut] if old else ()
         while sum(token >= VOCABULARY for token in known) > cut * PLACES:  # of one that is there only in part
             known = known[:-1]
-        if self.of_pictures.random() < 0.3:
+        if self.of_pictures.random() < self.picture_rate:
             pictures = (*pictures, Picture(1, 1, self.of_pictures.randbytes(3)))
             known = (*known, *pictures[-1].numbers(PLACES, VOCABULARY))
         prompt = (*known, *(rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 5, 20, 60]))))
