@@ -337,6 +337,33 @@ async def test_files_and_addresses_of_anthropics_clients_are_refused(server):
         assert why in refused.json["error"]["message"]
 
 
+async def test_pixels_count_in_what_requests_hold(serve):
+    """A small file may have very many."""
+    server = await serve(body_limit=40_000)
+    square = filed(Image.new("RGB", (64, 64), "red"))
+    assert (await server.chat([part(square), TEXT])).status == 200
+    refused = await server.chat([part(square)] * MAX_PICTURES)
+    assert refused.status == 429
+    assert "are already in flight" in refused.error["message"]
+    assert (await server.chat([part(square), TEXT])).status == 200, "an answer gives back what its request held"
+
+
+async def test_base64_of_a_mail_or_a_shell_has_line_breaks(server):
+    code = base64.encodebytes(RED).decode()
+    assert "\n" in code.strip()
+    answer = await server.chat([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{code}"}}, TEXT])
+    assert answer.status == 200
+
+
+async def test_texts_behind_each_other_stay_apart_beside_a_picture(server):
+    content = [block(RED), {"type": "text", "text": "<hint>"}, {"type": "text", "text": "What is it?"}]
+    for given in (content, content[1:]):
+        body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": given}]}
+        assert (await server.post("/v1/messages", body)).status == 200
+        tokens = [token for token in server.backend.requests[-1].prompt if token < 2048]
+        assert "<hint>\nWhat is it?" in server.backend.model.tokenizer.decode(tokens)
+
+
 async def test_pictures_and_their_bytes_are_bounded(server):
     many = await server.chat([part(RED)] * (MAX_PICTURES + 1))
     assert many.status == 400

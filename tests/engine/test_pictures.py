@@ -246,3 +246,12 @@ def test_a_model_whose_axes_do_not_fit_its_heads_answers_texts(
     assert "takes no pictures here" in caplog.text
     with pytest.raises(ModelUnsupported):
         Runner(stage.sibling(), tmp_path, Faults()).check_pictures([])
+
+
+def test_a_tower_that_fails_spares_the_text_model_no_trial(directory: Path, monkeypatch: Any) -> None:
+    ran: list[object] = []
+    monkeypatch.setattr("node.engine.trial.mx.set_default_device", lambda *_: None)
+    monkeypatch.setattr("node.engine.trial._runs", lambda config, *_, **__: ran.append(config) or True)
+    monkeypatch.setattr(mlx_vlm, "VERSION", "0.0.1")
+    first_run(read_config(directory), 2**24, 0, "cpu")
+    assert ran

@@ -9,7 +9,7 @@ from node.core.errors import NotReady, PippinError, RingLost, replaced
 from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import Download, NodeReport, StageReport, StageState
-from node.core.rings import Placement, Ring
+from node.core.rings import Placement, Ring, StageSpec
 from node.core.views import ClusterView, NodeState, PeerView
 from node.gateway.router import Router, Tries
 
@@ -56,3 +56,14 @@ async def test_a_planned_hand_over_is_no_warning(
     assert [(record.levelno, record.message) for record in caplog.records] == [
         (level, f"request chatcmpl-1 lost its ring: {error}")
     ]
+
+
+def test_pictures_go_to_rings_whose_nodes_all_know_of_them() -> None:
+    infos = [
+        NodeInfo(f"id-{name}", 1, name, "home", "0.1.0", protocol, (), 1, 2)
+        for name, protocol in (("a", 11), ("b", 10))
+    ]
+    agent = SimpleNamespace(alive=lambda: [NodeReport(info, Memory(16, 12)) for info in infos])
+    router = Router(agent, *[None] * 3)  # type: ignore[arg-type]
+    rings = [Ring(name, ModelVersion("m"), (StageSpec(f"id-{name}", 0, 2),), 1, 1) for name in "ab"]
+    assert router._seeing(rings) == rings[:1]

@@ -32,6 +32,7 @@ from node.core.frames import (
 )
 from node.core.generation import GenerateRequest, PromptProgress, Sampling
 from node.core.models import ModelVersion
+from node.core.pictures import Picture
 from node.core.rings import Fence
 from node.core.row_family import RowFamily
 from node.engine.sampling import Sampled
@@ -1170,6 +1171,38 @@ def test_a_short_prompt_overtakes_long_ones() -> None:
             break
         turn(scheduler)
     assert all(session.finished for session in long)
+
+
+def pictured(prompt: int, first: int, pixels: int = 3) -> Session:
+    """A session with a place of a picture behind its text."""
+    session = request(prompt, 5, first=first)
+    given = replace(session.request, prompt=(*session.request.prompt, 6000), pictures=(Picture(1, 1, bytes(pixels)),))
+    return Session(given, vocabulary=6000)
+
+
+def test_prompts_that_wait_for_their_pictures_keep_no_other_prompt_out() -> None:
+    scheduler = scheduler_of(limits(context=4000, max_sessions=20), stages=1)
+    blind = [pictured(900, first=number * 1000) for number in range(LONG_PROMPTS)]
+    for session in (*blind, request(900, 5, first=9000)):
+        scheduler.admission.submit(session)
+    steps = [turn(scheduler) for _ in range(3)]
+    assert {step.rows[0].session.client for step in steps} == {""}
+    assert all(step.rows[0].session not in blind for step in steps)
+    seen = blind[0].slot
+    assert seen
+    assert seen.is_blind
+    seen.is_blind = False
+    assert blind[0] in [turn(scheduler).rows[0].session for _ in range(4)]
+
+
+def test_pictures_of_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.ring.admission.MAX_PIXEL_BYTES", 3000)
+    scheduler = scheduler_of(limits(), stages=1)
+    scheduler.admission.submit(pictured(9, first=0, pixels=2000))
+    scheduler.admission.submit(pictured(9, first=100, pixels=1000))
+    with pytest.raises(Overloaded, match="Pictures of 3,003 bytes wait here"):
+        scheduler.admission.submit(pictured(9, first=200))
+    scheduler.admission.submit(request(9, 5, first=300))
 
 
 def test_many_short_prompts_delay_a_stream_by_one_step_at_a_time() -> None:
