@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints a Homebrew formula that installs a wheel of Pippin with the packages of requirements/run.txt, by their hashes.
+"""Prints a Homebrew formula that installs a wheel of Pippin with the packages of requirements/run.txt and pictures.txt, by their hashes.
 
     scripts/formula.py dist/pippin-0.1.0-py3-none-any.whl REPOSITORY > pippin.rb
 
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-LOCK = Path(__file__).resolve().parents[1] / "requirements" / "run.txt"
+LOCKS = [Path(__file__).resolve().parents[1] / "requirements" / name for name in ("run.txt", "pictures.txt")]
 NOT_RUN = {"setuptools"}
 """It only builds Pippin."""
 FORMULA = """\
@@ -64,7 +64,8 @@ def packages() -> list[dict[str, Any]]:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
         command += ["--only-binary=:all:", "--require-hashes", "--target", folder, "--report", str(report), *mac]
-        subprocess.run([*command, "-r", str(LOCK)], check=True, stdout=sys.stderr)
+        given = [argument for lock in LOCKS for argument in ("-r", str(lock))]
+        subprocess.run([*command, *given], check=True, stdout=sys.stderr)
         found: list[dict[str, Any]] = json.loads(report.read_text())["install"]
     return [each for each in found if each["metadata"]["name"] not in NOT_RUN]
 
