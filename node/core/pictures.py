@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from node.core.errors import BadRequest
 
@@ -16,7 +16,7 @@ class Picture:
 
     width: int
     height: int
-    pixels: bytes
+    pixels: bytes = field(repr=False)
     """Rows of pixels, each of red, green and blue: [height, width, 3] of uint8."""
 
     def check(self) -> None:
