@@ -19,8 +19,6 @@ from node.engine.verdict import RowResult
 from node.ring.prefixes import BYTES, pack
 from node.text.constraint import Constraint
 
-_LOOKS_AT = 64
-"""Tokens of an answer after which it is looked again whether its thoughts are over, which takes time where they are long."""
 HEADROOM = 64
 """Tokens of KV set aside ahead of a growing session, so that its growth is seen before it happens."""
 
@@ -187,7 +185,8 @@ class Session:
         thinking = self.request.thinking if self.thinks else None
         if sampling.penalizes or self.constraint or thinking:
             generated = self.tokens[prompt:]
-            if thinking and self.generated % _LOOKS_AT == 0 and thinking.is_over(generated):
+            looks = len(generated) < 1024 or len(generated) % 64 == 0  # it takes time where thoughts are long
+            if thinking and looks and thinking.is_over(generated):
                 self.thinks, thinking = False, None
             generated += guessed
             history = History(self._words if sampling.penalizes else (), generated)
