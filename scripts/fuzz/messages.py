@@ -73,6 +73,7 @@ def _value(field: FieldDescriptor, known: Known, rng: random.Random) -> Any:
     values: dict[int, Sequence[Any]] = {
         FieldDescriptor.CPPTYPE_UINT32: [edge & 0xFFFFFFFF for edge in EDGES],
         FieldDescriptor.CPPTYPE_UINT64: (*EDGES, rng.getrandbits(64)),
+        FieldDescriptor.CPPTYPE_INT32: (0, 1, -1, 2**31 - 1, -(2**31), rng.getrandbits(31)),
         FieldDescriptor.CPPTYPE_INT64: (*(edge >> 1 for edge in EDGES), -1, -(2**63), rng.getrandbits(63)),
         FieldDescriptor.CPPTYPE_DOUBLE: NUMBERS,
         FieldDescriptor.CPPTYPE_FLOAT: NUMBERS,
