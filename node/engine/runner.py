@@ -219,14 +219,9 @@ class Runner:
 
     # --- the driver ---
 
-    @property
-    def in_axes(self) -> bool:
-        """Whether the places of pictures have their positions in three axes."""
-        return self._stage.rotation is not None
-
     def check_pictures(self, pictures: Sequence[Picture]) -> list[tuple[int, int]]:
-        """Rows and columns of each picture's places. Raises ModelUnsupported if the model takes none here, and BadRequest for one
-        that is not in its form. In any thread.
+        """Rows and columns of each picture's places where they have positions in three axes, else none. Raises ModelUnsupported if
+        the model takes no pictures here, and BadRequest for one that is not in its form. In any thread.
         """
         tower: Tower | None = getattr(self._stage.model, "tower", None)
         if tower is None or self.plan.reads_tokens or tower.form.vocabulary != self.plan.vocabulary:
@@ -235,29 +230,13 @@ class Runner:
             picture.check()
             if not tower.form.takes(picture.width, picture.height):
                 raise BadRequest(f"The model takes no picture of {picture.width}x{picture.height} pixels.")
-        return [tower.form.grid(picture.width, picture.height) for picture in pictures]
+        return [tower.form.grid(picture.width, picture.height) for picture in pictures if self._stage.rotation]
 
     def see(self, pictures: Sequence[Picture], tokens: Sequence[int], sent: int) -> Generator[float, None, Seen]:
-        """The embeddings of those places of pictures in a prompt that are not sent yet, in pieces. Raises BadRequest if the places in
-        it are not those of the pictures.
-        """
-        tower, vocabulary = self._stage.model.tower, self.plan.vocabulary
-        positions = [position for position, token in enumerate(tokens) if token >= vocabulary]
-        found: dict[int, tuple[mx.array, int]] = {}
-        for picture in pictures:
-            numbers = picture.numbers(tower.form.places(picture.width, picture.height), vocabulary)
-            own, positions = positions[: len(numbers)], positions[len(numbers) :]
-            if [tokens[position] for position in own] != numbers:
-                raise BadRequest(
-                    "The places of pictures in the prompt are not those of the pictures that came with it."
-                )
-            if own[-1] >= sent:
-                with self._step():
-                    embeddings = yield from tower.see(picture)
-                found |= {position: (embeddings, place) for place, position in enumerate(own) if position >= sent}
-        if positions:
-            raise BadRequest(f"The prompt has {len(positions)} places of pictures that did not come with it.")
-        return Seen(found)
+        """See Tower.see_prompt."""
+        tower: Tower = self._stage.model.tower
+        with self._step():
+            return (yield from tower.see_prompt(pictures, tokens, sent))
 
     def begin(self, frame: Frame, tokens: Sequence[Sequence[int]], seen: Seen | None = None) -> Frame:
         """Apply the operations and run the driver's layers on `tokens`, a row for each session, of the lengths that the

@@ -16,7 +16,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 
-from node.core.errors import ModelBroken
+from node.core.errors import BadRequest, ModelBroken
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.pictures import Picture
 from node.engine.ghosts import LayerProxy
@@ -54,7 +54,7 @@ class Splice:
 
 
 class Tower(Module):
-    """The tower of one model. Its weights are read when they are first needed."""
+    """The tower of one model."""
 
     def __init__(
         self, config: Mapping[str, Any], form: PictureForm, tensors: Mapping[str, mx.array] = MappingProxyType({})
@@ -105,16 +105,37 @@ class Tower(Module):
         pixels, more = given_to_tower(picture, self.form)
         tokens = mx.full((1, places), self._token, mx.int32)
         with _recorded(_layers(self.vlm.vision_tower)) as outputs:
-            features = self.vlm.get_input_embeddings(tokens, pixels, **more).inputs_embeds
+            features: mx.array = self.vlm.get_input_embeddings(tokens, pixels, **more).inputs_embeds[0]
         outputs.reverse()  # each is dropped once it is computed
-        total = len(outputs) + 1
         while outputs:
             mx.eval(outputs.pop())
-            yield 1 - (len(outputs) + 1) / total
+            yield 0.0
         mx.eval(features)
         mx.clear_cache()
-        found: mx.array = features[0]
-        return found
+        return features
+
+    def see_prompt(
+        self, pictures: Sequence[Picture], tokens: Sequence[int], sent: int
+    ) -> "Generator[float, None, Seen]":
+        """The embeddings of those places of pictures in a prompt that are not among the first `sent` tokens, in pieces. Raises
+        BadRequest if the places in it are not those of the pictures.
+        """
+        vocabulary = self.form.vocabulary
+        positions = [position for position, token in enumerate(tokens) if token >= vocabulary]
+        found: dict[int, tuple[mx.array, int]] = {}
+        for picture in pictures:
+            numbers = picture.numbers(self.form.places(picture.width, picture.height), vocabulary)
+            own, positions = positions[: len(numbers)], positions[len(numbers) :]
+            if [tokens[position] for position in own] != numbers:
+                raise BadRequest(
+                    "The places of pictures in the prompt are not those of the pictures that came with it."
+                )
+            if own[-1] >= sent:
+                embeddings = yield from self.see(picture)
+                found |= {position: (embeddings, place) for place, position in enumerate(own) if position >= sent}
+        if positions:
+            raise BadRequest(f"The prompt has {len(positions)} places of pictures that did not come with it.")
+        return Seen(found)
 
 
 @dataclass(frozen=True, slots=True)

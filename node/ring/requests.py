@@ -21,10 +21,8 @@ async def generate(
     Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring ends or is replaced.
     """
     vocabulary = driver.runner.plan.vocabulary
-    axes = None
-    if request.pictures:
-        grids = driver.runner.check_pictures(request.pictures)
-        axes = Axes(request.prompt, grids, vocabulary) if driver.runner.in_axes else None
+    grids = driver.runner.check_pictures(request.pictures) if request.pictures else []
+    axes = Axes(request.prompt, grids, vocabulary) if grids else None
     words = (token for token in request.prompt if token < vocabulary) if request.pictures else request.prompt
     _check(driver, (*words, *request.resume, *(request.thinking.closing if request.thinking else ())))
     if max(request.prediction, default=0) >= vocabulary:

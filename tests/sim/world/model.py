@@ -408,10 +408,8 @@ class FakeRunner:
 
     # --- the driver ---
 
-    in_axes = False
-
-    def check_pictures(self, _pictures: Sequence[Picture]) -> None:
-        pass
+    def check_pictures(self, _pictures: Sequence[Picture]) -> list[tuple[int, int]]:
+        return []
 
     def see(self, pictures: Sequence[Picture], tokens: Sequence[int], sent: int) -> Generator[float, None, FakeSeen]:
         of = [number for picture in pictures for number in picture.numbers(PLACES, VOCABULARY)]
