@@ -1,8 +1,9 @@
-"""Positions in three axes: those of a text go on by one, in all axes, and those of a picture's places by row and column.
+"""Where the pictures of a prompt are, and positions in three axes: those of a text go on by one, in all axes, and those of a picture's
+places by row and column.
 
 A picture begins at the position after the text before it, b: its place in row r and column c has (b, b + r, b + c). The
 text after it goes on at b + max(rows, columns) (Qwen2-VL, arXiv:2409.12191, section 2.1). So the text behind a picture is shifted
-against its number of tokens. Pure.
+against its number of tokens, unless the picture is one row. Pure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,8 +28,13 @@ class Span:
 class Axes:
     """The positions of a prompt's tokens, and of those that follow."""
 
-    def __init__(self, tokens: Sequence[int], grids: Sequence[tuple[int, int]], vocabulary: int) -> None:
-        """`grids`: rows and columns of each picture, in the order of their places. Raises BadRequest if they are not there."""
+    def __init__(
+        self, tokens: Sequence[int], grids: Sequence[tuple[int, int]], vocabulary: int, *, mutual: bool = False
+    ) -> None:
+        """`grids`: rows and columns of each picture, in the order of their places. `mutual`: the places of a picture see each
+        other. Raises BadRequest if they are not there.
+        """
+        self._mutual = mutual
         self._spans: list[tuple[int, Span]] = []
         """Of all tokens, each with its end."""
         begin, position = 0, 0
@@ -49,6 +55,15 @@ class Axes:
     def spans(self, begin: int, end: int) -> tuple[Span, ...]:
         """Those of the tokens [begin, end); none if all of them are text behind the last picture."""
         return tuple(self._cut(begin, end)) if begin < self._end else ()
+
+    def whole_end(self, begin: int, end: int) -> int:
+        """Where a step of the tokens from `begin` to about `end` ends, if it may not divide a picture whose places see each other: before
+        that one, or behind it if it comes first.
+        """
+        for span_end, span in self._spans if self._mutual else ():
+            if span.columns and span_end - span.tokens < end < span_end:
+                return span_end - span.tokens if begin < span_end - span.tokens else span_end
+        return end
 
     def _cut(self, begin: int, end: int) -> Iterator[Span]:
         for span_end, span in self._spans:

@@ -16,8 +16,6 @@ MAX_COUNTS = 1024
 
 
 class Entry(Protocol):
-    """What waits in a queue."""
-
     @property
     def client(self) -> str: ...
 
@@ -26,8 +24,6 @@ T = TypeVar("T", bound=Entry)
 
 
 class FairQueue(Generic[T]):
-    """Entries that wait."""
-
     def __init__(self) -> None:
         self._returned: deque[T] = deque()
         self._lines: dict[str, deque[T]] = {}

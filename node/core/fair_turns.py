@@ -58,7 +58,6 @@ class FairTurns:
         return first is not None and first.client != client
 
     def _begin(self) -> None:
-        """Begin the turns that are free."""
         while self._running.total() < self._at_once and (wait := self._next()):
             self._queue.admit(wait)
             self._running[wait.client] += 1

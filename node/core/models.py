@@ -224,7 +224,6 @@ class ModelDescription:
     template: str
     """Its chat template in Jinja; empty if there is none."""
     embeds: bool
-    """Whether it gives embeddings."""
     license: str = ""
     """The text of its license, if it is among its files."""
     sampling: Mapping[str, float] = field(default_factory=dict[str, float])

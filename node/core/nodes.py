@@ -32,11 +32,10 @@ class NodeInfo:
     started_at: int = 0
     """Unix milliseconds, by this node's clock."""
     system: str = ""
-    """Operating system and its version; empty from nodes of earlier versions."""
+    """Operating system and its version."""
     libraries: str = ""
     """Versions of mlx and mlx-lm, which decide each bit of an answer; empty from nodes of earlier versions."""
     api_tls: bool = False
-    """Whether its API has TLS."""
 
     @property
     def api_scheme(self) -> str:
@@ -58,12 +57,15 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Sender of a call."""
-
     address: str
     """IP address."""
     node: str = ""
     """Id of the node, proved by its certificate; empty without a secret."""
+
+    @property
+    def name(self) -> str:
+        """By which callers are told apart."""
+        return self.node or self.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,6 @@ class PeerHint:
 
 @dataclass(frozen=True, slots=True)
 class Advert:
-    """Advert of a node in mDNS."""
-
     name: str
     hint: PeerHint
     since: float = 0.0

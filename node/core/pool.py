@@ -117,8 +117,6 @@ def as_exception(error: BaseException) -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The thread pools of a node."""
-
     texts: Pool = field(default_factory=lambda: Pool("text", 4, 256, 30))
     """Loads tokenizers and detokenizes prompts."""
     files: Pool = field(default_factory=lambda: Pool("file", 4, 1024, 60))

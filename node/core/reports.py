@@ -94,6 +94,12 @@ class RingTraffic:
     """Of recent tokens of sessions that had the ring to themselves, the share that was foretold, whether a guess was made or not."""
     token_ms: float = 0.0
     """Milliseconds that each of those took; 0 while that is not known."""
+    prompt_tokens: int = 0
+    """Of the prompts that are computed in several chunks and have begun."""
+    prompt_done: int = 0
+    """How many of these have their KV."""
+    prompt_tokens_per_second: float = 0.0
+    """0 before their second chunk."""
 
 
 @dataclass(frozen=True, slots=True)

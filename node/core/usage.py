@@ -137,13 +137,20 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands in the order in which they are defined."""
+    """`sections`: headings under which --help shows the commands, with their names; without any, all commands by name."""
 
     command_class = Command
     group_class = type
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] = MappingProxyType({}), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        shown = sorted(name for name, command in self.commands.items() if not command.hidden)
+        for title, names in (self.sections or {"Commands": shown}).items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str()) for name in names])
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return self.help or ""

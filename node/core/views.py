@@ -49,3 +49,8 @@ class ClusterView:
     peers: tuple[PeerView, ...]
     """All known nodes, including this one."""
     placement: Placement
+
+    @property
+    def by_id(self) -> dict[str, PeerView]:
+        """The nodes, each by its id."""
+        return {peer.report.info.id: peer for peer in self.peers}

@@ -108,6 +108,11 @@ class Code(StrEnum):
         "{node} has {free} left on the disk of {folder}, where it keeps models.",
         "Free some space: models of the hub are shown by `hf cache ls`, and deleted by `hf cache rm`.",
     )
+    DATA_GONE = _warning(
+        "data-gone",
+        "{node} no longer finds its data directory {folder}: it was deleted, or its disk was removed.",
+        "Put it back, or start the node anew: without the key that was in it, the node joins as a new one.",
+    )
     KV_NOT_STORED = _warning(
         "kv-not-stored",
         "{node} can't write the KV of sessions to its disk: {error}.",

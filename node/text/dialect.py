@@ -6,13 +6,17 @@ mlx-lm's names: `normal` is the text that users see, `reasoning` the reasoning, 
 hidden.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from node.core.errors import BadRequest
 from node.text import harmony
 from node.text.grammar import CallForm
+from node.text.tagged import NAME, arguments_of, read_arguments
 
 START = "normal"
 _PARSER_ERRORS = (TypeError, LookupError, AttributeError, SyntaxError, ArithmeticError, RecursionError, MemoryError)
@@ -24,6 +28,14 @@ class Call(NamedTuple):
 
     name: str
     arguments: dict[str, Any]
+
+
+class BegunCall(NamedTuple):
+    """A tool call as far as it was written; the arguments are a beginning of JSON, which is whole if the call `ended`."""
+
+    name: str
+    arguments: str
+    ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,13 @@ class Dialect:
     opening: str = ""
     """Header that the model would write before an answer without reasoning; its template does not contain it."""
     form: CallForm | None = None
-    """Of its calls; None if their arguments are not JSON."""
+    """Of its calls; None if it is not known."""
+    head: str = ""
+    """What comes between the marker and the name of a call."""
+    tail: str = ""
+    """What ends each call of a text of several; empty, if each has a marker of its own, or only the parser knows."""
+    hasty: bool = False
+    """Whether the parser takes a call for a whole one that only has begun."""
 
     @classmethod
     def of(cls, wrapper: Any) -> "Dialect":
@@ -64,13 +82,18 @@ class Dialect:
         transitions[START] += [(marker, START) for marker in wrapper.structural_markers]
         for channel, edges in wrapper.response_transitions.items():
             transitions.setdefault(channel, []).extend(edges)
+        kind = wrapper.tool_parser.__module__.rpartition(".")[2] if wrapper.has_tool_calling else ""
+        form = _form(kind, vocabulary, str(wrapper.chat_template))
         return cls(
             transitions,
             wrapper.response_initial_state or START,
             wrapper.think_start_tokens or (),
             wrapper.think_end_tokens or (),
             wrapper.tool_parser if wrapper.has_tool_calling else None,
-            form=_form(wrapper, vocabulary) if wrapper.has_tool_calling else None,
+            form=form,
+            head=str(form.head) if form else _HEADS.get(kind, ""),
+            tail=_TAILS.get(kind, ""),
+            hasty=kind in _HASTY,
         )
 
     def markers(self, *, tools: bool) -> dict[str, list[tuple[str, str]]]:
@@ -90,11 +113,73 @@ class Dialect:
         """Parse the text between two markers. Raises ValueError if it is not a call."""
         if self.parser is None:
             raise ValueError("this family has no calls")
+        with contextlib.suppress(ValueError, BadRequest, RecursionError):
+            return self._tagged(text, tools)
         try:
             parsed = self.parser(text, tools)
             return [_call(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
         except _PARSER_ERRORS as error:
             raise ValueError(f"no call: {error}") from error
+
+    def _tagged(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
+        """Parse calls with arguments between tags, as a grammar binds them. Raises ValueError or BadRequest if it is not such a text."""
+        if not self.form or not self.form.key:
+            raise ValueError("this family's arguments have no tags")
+        form, functions = self.form, {tool["function"]["name"]: tool["function"] for tool in tools}
+        (marker, _), *_ = self.transitions["tool"]  # at which the text ends
+        tail = str(form.tail).removesuffix(marker)
+        head, joint, tail, key, value, stop = (
+            re.escape(str(part))
+            for part in (str(form.head).strip(), form.joint, tail.strip(), form.key, form.value, form.stop)
+        )
+        names = "|".join(map(re.escape, sorted(functions, key=len, reverse=True)))
+        begin, end = re.compile(rf"\s*{head}({names}){joint}"), re.compile(rf"{tail}\s*")
+        pair = re.compile(f"{key}({NAME}){value}(.*?){stop}", re.DOTALL)
+        calls, at = list[Call](), 0
+        while at < len(text):
+            if not (called := begin.match(text, at)):
+                raise ValueError("no call begins so")
+            known = arguments_of(functions[called[1]]["parameters"])
+            arguments, at = read_arguments(text, called.end(), pair, known)
+            if not (ended := end.match(text, at)):
+                raise ValueError("no call ends so")
+            calls.append(Call(called[1], arguments))
+            at = ended.end()
+        return calls
+
+    def begun(self, text: str, names: Iterable[str]) -> list[BegunCall]:
+        """The calls of functions of these `names` in the text after a marker, the last of which is cut off. None, if the
+        text ends before a name is certain. Arguments that are not JSON are left out. Raises ValueError if it can be no call.
+        """
+        calls: list[BegunCall] = []
+        head, known, at = self.head, list(names), 0
+        name = "|".join(map(re.escape, known)) or "(?!)"
+        while found := re.compile(rf"\s*{_loosely(head)}({name})(?![\w.-]|\Z)").match(text, at):
+            start = text.find("{", found.end()) if self.form and not self.form.key else -1
+            try:
+                _, at = json.JSONDecoder().raw_decode(text, start)
+            except (ValueError, RecursionError):
+                return [*calls, BegunCall(found[1], text[start:] if start >= 0 else "", ended=False)]
+            calls.append(BegunCall(found[1], text[start:at], ended=True))
+            head = f"{self.form.tail}{self.form.again}" if self.form else ""
+        written = "".join(text.split())
+        if not calls and not any("".join(f"{head}{name}".split()).startswith(written) for name in known):
+            raise ValueError("no call of a known function begins so")
+        return calls
+
+
+def _form(kind: str, vocabulary: Mapping[str, int], template: str) -> CallForm | None:
+    """The form of calls that mlx-lm's parser of this name reads."""
+    if kind == "mistral" and "[ARGS]" in vocabulary:
+        return _HEADED
+    if kind in ("glm47", "laguna"):
+        return _GLM_IN_LINES if str(_GLM_IN_LINES.value) in template else _TAGGED["glm47"]
+    return _FORMS.get(kind) or _TAGGED.get(kind)
+
+
+def _loosely(text: str) -> str:
+    """An expression for the text with any white space in it and after it."""
+    return "".join(rf"{re.escape(char)}\s*" for char in text if not char.isspace())
 
 
 _HARMONY = CallForm("<|channel|>commentary to=functions.", joint=" <|constrain|>json<|message|>")
@@ -114,11 +199,74 @@ _FORMS = {
     ),
 }
 """By the names of mlx-lm's parsers."""
-
-
-def _form(wrapper: Any, vocabulary: Mapping[str, int]) -> CallForm | None:
-    kind = wrapper.tool_parser.__module__.rpartition(".")[2]
-    return _HEADED if kind == "mistral" and "[ARGS]" in vocabulary else _FORMS.get(kind)
+_TAGGED = {
+    "qwen3_coder": CallForm(
+        "<tool_call>",
+        "\n<function=",
+        ">\n",
+        "</function>\n</tool_call>",
+        "<tool_call>\n<function=",
+        key="<parameter=",
+        value=">\n",
+        stop="\n</parameter>\n",
+    ),
+    "glm47": CallForm(
+        "<tool_call>",
+        tail="</tool_call>",
+        again="<tool_call>",
+        key="<arg_key>",
+        value="</arg_key><arg_value>",
+        stop="</arg_value>",
+    ),
+    "minimax_m2": CallForm(
+        "<minimax:tool_call>",
+        '\n<invoke name="',
+        '">\n',
+        "</invoke>\n",
+        '<invoke name="',
+        "</minimax:tool_call>",
+        key='<parameter name="',
+        value='">',
+        stop="</parameter>\n",
+    ),
+    "muse_spark": CallForm(
+        "<atem:function_calls>",
+        '\n<atem:invoke name="',
+        '">\n',
+        "</atem:invoke>\n",
+        '<atem:invoke name="',
+        "</atem:function_calls>",
+        key='<atem:parameter name="',
+        value='">',
+        stop="</atem:parameter>\n",
+    ),
+    "longcat": CallForm(
+        "<longcat_tool_call>",
+        tail="</longcat_tool_call>",
+        again="<longcat_tool_call>",
+        key="<longcat_arg_key>",
+        value="</longcat_arg_key><longcat_arg_value>",
+        stop="</longcat_arg_value>",
+    ),
+}
+"""Those whose arguments are between tags."""
+_GLM_IN_LINES = replace(_TAGGED["glm47"], joint="\n", value="</arg_key>\n<arg_value>", stop="</arg_value>\n")
+"""Of GLM 4.5 and 4.6."""
+_HEADS = {
+    "function_gemma": "call:",
+    "gemma4": "call:",
+    "kimi_k3": '<|open|>call tool="',
+    "minicpm5": '"',
+    "pythonic": "[",
+}
+"""Of families without a form; in others the name comes first."""
+_TAILS = {
+    "kimi_k2": "<|tool_call_end|>",
+    "kimi_k3": "<|close|>call<|sep|>",
+    "minimax_m2": "</invoke>",
+    "muse_spark": "</atem:invoke>",
+}
+_HASTY = ("function_gemma", "glm47", "laguna", "longcat", "minicpm5", "muse_spark", "pythonic")
 
 
 def _call(parsed: Any) -> Call:

@@ -90,7 +90,19 @@ class Encoder:
     ) -> list[int]:
         """Tokens of the chat that `render` returns, with `more` as its variables. Raises as `render` and `check_length` do."""
         segments = self.render(messages, tools, **more)
-        check_length(sum(len(text) for text, _ in segments), context, max_token_chars, param="messages")
+        size = _characters(segments)
+        try:
+            check_length(size, context, max_token_chars, param="messages")
+        except ContextExceeded as error:
+            if not tools:
+                raise
+            try:
+                without = _characters(self.render(messages, None, **more))
+            except BadRequest:  # a template that is written for chats with tools
+                raise error from None
+            of_tools = max(0, size - without)
+            said = f"{error.message.removesuffix('.')}, of which {of_tools} are its {len(tools)} tools."
+            raise ContextExceeded(said, param="messages") from error
         return self.encode_segments(segments)
 
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
@@ -206,6 +218,10 @@ def panics_as_errors() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise ModelBroken(f"The model's tokenizer failed: {error}") from error
+
+
+def _characters(segments: Iterable[Segment]) -> int:
+    return sum(len(text) for text, _ in segments)
 
 
 def check_length(characters: int, context: int, max_token_chars: int, *, param: str) -> None:

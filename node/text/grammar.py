@@ -7,14 +7,15 @@ anything that the schema leaves unbounded by omission (further properties, numbe
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from node.core.errors import BadRequest
+from node.text.tagged import NAME, arguments_of
 
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_CALLS = 16
@@ -48,9 +49,9 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a model family writes calls with JSON arguments: after `mark`, `head NAME joint ARGUMENTS tail`, for each
-    further call `again NAME …`, then `end`; without `again`, there is one call only. A dialect has texts, a grammar strings
-    and ids of tokens.
+    """How a model family writes calls: after `mark`, `head NAME joint ARGUMENTS tail`, for each further call `again NAME …`,
+    then `end`; without `again`, there is one call only. The arguments are JSON, or with a `key`, each of them is
+    `key NAME value VALUE stop`. A dialect has texts, a grammar strings and ids of tokens.
     """
 
     mark: str
@@ -59,6 +60,14 @@ class CallForm:
     tail: Sequence[str | int] = ""
     again: Sequence[str | int] = ""
     end: Sequence[str | int] = ""
+    key: Sequence[str | int] = ""
+    value: Sequence[str | int] = ""
+    stop: Sequence[str | int] = ""
+
+    @property
+    def opening(self) -> Sequence[str | int]:
+        """What comes between the name of a custom tool and its text, which is the argument `input` where arguments have tags."""
+        return [*self.joint, *self.key, "input", *self.value] if self.key else self.joint
 
 
 def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
@@ -73,7 +82,7 @@ def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
 def text_grammar(kind: str, text: str, param: str) -> str:
     """Grammar of what matches a `regex`, or follows a `grammar` in Lark's syntax or GBNF. Raises BadRequest, naming `param`."""
     is_regex = kind == "regex"
-    grammar = LLMatcher.grammar_from_regex(text) if is_regex else LLMatcher.grammar_from_lark(any_to_lark(text))
+    grammar = LLMatcher.grammar_from_regex(text) if is_regex else LLMatcher.grammar_from_lark(_from_gbnf(text))
     return _checked(grammar, param, "expression" if is_regex else "grammar")
 
 
@@ -111,17 +120,19 @@ def form_grammar(functions: Sequence[Function], form: CallForm, *, many: bool, p
             for each in pieces
         )
 
-    names = [json.dumps(function.name) for function in functions]
-    begun = [f"{name} {lark(form.joint)} arguments_{index}" for index, name in enumerate(names)]
+    begun = [
+        f"{json.dumps(function.name)} {lark(form.opening if function.free else form.joint)} arguments_{index}"
+        for index, function in enumerate(functions)
+    ]
     calls = [f"{each} {lark(form.tail)}" for index, each in enumerate(begun) if not functions[index].free]
     more = f' ("\\n"? {lark(form.again)} call){{0,{MAX_CALLS - 1}}}' if many and form.again else ""
     # What closes a free text must be no text itself.
-    closing = lark([piece for piece in (*form.tail, *form.end) if isinstance(piece, int)])
+    closing = lark([piece for piece in (*form.stop, *form.tail, *form.end) if isinstance(piece, int)])
     texts = [f"{lark(form.head)} {each} {closing}" for index, each in enumerate(begun) if functions[index].free]
     rules = [
         *_rule("start", [*([f"{lark(form.head)} call{more} {lark(form.end)}"] if calls else []), *texts]),
         *_rule("call", calls),
-        *_arguments(functions),
+        *(_tagged(functions, form, lark) if form.key else _arguments(functions)),
         *(f"{name}: <[{token}]>" for token, name in marks.items()),
     ]
     bound = LLMatcher.grammar_from_lark("\n".join(rules))
@@ -148,17 +159,54 @@ def spelled(grammar: str) -> str:
     return re.sub(r"^(mark_\d+): <\[\d+\]>$", r'\1: "\\n"', split_mark(grammar)[1], flags=re.MULTILINE)
 
 
-def _arguments(functions: Sequence[Function]) -> Iterable[str]:
-    for index, function in enumerate(functions):
+def _arguments(functions: Sequence[Function], first: int = 0) -> Iterable[str]:
+    for index, function in enumerate(functions, first):
         if function.free:
             yield f"arguments_{index}: %lark {{\n{_lark(*function.free)}\n}}"
         else:
             yield f"arguments_{index}: %json {json.dumps(_prepared(function.parameters, strict=function.strict))}"
 
 
+def _tagged(functions: Sequence[Function], form: CallForm, lark: Callable[[Sequence[str | int]], str]) -> Iterable[str]:
+    """Rules of arguments between tags."""
+    in_text = "".join(map(str, form.stop)) if all(isinstance(piece, str) for piece in form.stop) else ""
+    # What ends a text is a token, which is in no text, or the first place where it is written.
+    text = f"[suffix={json.dumps(in_text)}]: /(?s:.*)/" if in_text else f": /(?s:.+)/? {lark(form.stop)}"
+    yield f"text{text}"
+    yield f"NAME: /{NAME}/"
+    for index, function in enumerate(functions):
+        if function.free:
+            yield from _arguments([function], index)
+            continue
+        if "properties" not in function.parameters:  # any object
+            yield f"arguments_{index}: ({lark(form.key)} NAME {lark(form.value)} text)*"
+            continue
+        pairs = []
+        for place, argument in enumerate(arguments_of(function.parameters)):
+            value = f"value_{index}_{place}"
+            pair = f"{lark(form.key)} {json.dumps(argument.name)} {lark(form.value)} "
+            if argument.words == ():
+                pair += "text"
+            else:
+                pair += f"{value} {lark(form.stop)}"
+                schema = argument.schema
+                yield (
+                    f"{value}: %json {json.dumps(_prepared(schema, strict=function.strict))}"
+                    if argument.words is None
+                    else f"{value}: {' | '.join(map(json.dumps, argument.words))}"
+                )
+            pairs.append(pair if argument.required else f"({pair})?")
+        yield f"arguments_{index}: {' '.join(pairs) or json.dumps('')}"
+
+
+def _from_gbnf(text: str) -> str:
+    """A grammar in Lark's syntax: the same, or that of a GBNF. llguidance takes one that begins with `?start:` for a GBNF."""
+    return str(gbnf_to_lark(text)) if re.search(r"^[ \t]*[\w-]+[ \t]*::=", text, re.MULTILINE) else text
+
+
 def _lark(kind: str, text: str) -> str:
     if kind == "grammar":
-        return str(any_to_lark(text))
+        return _from_gbnf(text)
     written = re.sub(
         r"\\.|[/\n]", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), text, flags=re.DOTALL
     )

@@ -6,16 +6,18 @@ at a driver.
 """
 
 import json
+import os
 import random
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import psutil
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from node.core.errors import BadRequest
 from node.core.units import format_bytes
+from node.host.memory import used_by
 from node.text.grammar import CallForm, Function, calls_grammar, form_grammar, json_grammar, spelled, text_grammar
 from node.text.sandbox_server import Job
 
@@ -36,11 +38,8 @@ def make_job() -> Job:
     threading.stack_size(_STACK)
 
     def answer(request: bytes) -> bytes:
-        replies: list[dict[str, Any]] = []
-        thread = threading.Thread(target=lambda: replies.append(_answer(tokenizer, json.loads(request))))
-        thread.start()
-        thread.join()
-        return json.dumps(replies.pop()).encode()
+        with ThreadPoolExecutor(1) as thread:
+            return json.dumps(thread.submit(_answer, tokenizer, json.loads(request)).result()).encode()
 
     # The first grammar takes additional memory, which must not count.
     answer(json.dumps({"schema": {}, "strict": True, "param": ""}).encode())
@@ -48,14 +47,15 @@ def make_job() -> Job:
 
 
 def _answer(tokenizer: LLTokenizer, request: Mapping[str, Any]) -> dict[str, Any]:
+    param = request.get("param")
     try:
         grammar = _make(request)
-        return {"grammar": grammar, "memory": _try(tokenizer, grammar, request.get("param"))}
-    except BadRequest as error:
-        return {"error": error.message, "param": error.param}
-    except Exception as error:  # noqa: BLE001 - the root of this process's work
-        param = request.get("param")
-        return {"error": f"{_where(param)} can't be followed: {type(error).__name__}: {error}"[:500], "param": param}
+        return {"grammar": grammar, "memory": _try(tokenizer, grammar, param)}
+    except BadRequest:
+        raise
+    except Exception as error:  # the root of this process's work
+        what = f"{_where(param)} can't be followed: {type(error).__name__}: {error}"[:500]
+        raise BadRequest(what, param=param) from error
 
 
 def _make(request: Mapping[str, Any]) -> str:
@@ -73,8 +73,8 @@ def _make(request: Mapping[str, Any]) -> str:
 
 def _try(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
     """Bytes of the grammar. Raises BadRequest if it cannot be compiled and followed within the limits."""
-    process = psutil.Process()
-    before = process.memory_info().rss
+    before = used_by(os.getpid())
+    assert before, "else its growth would not be seen"
     matcher = LLMatcher(tokenizer, spelled(grammar), log_level=0, limits=LIMITS)
     choose = random.Random(0)  # noqa: S311 - any fixed path through the grammar
     for _ in range(_STEPS):
@@ -88,7 +88,7 @@ def _try(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
             break
         allowed = [token for token in range(tokenizer.vocab_size) if bits[token // 8] >> token % 8 & 1]
         matcher.consume_token(choose.choice(allowed))
-    memory = process.memory_info().rss - before
+    memory = used_by(os.getpid()) - before
     if memory > MAX_MEMORY:
         most = format_bytes(MAX_MEMORY)
         raise BadRequest(f"{_where(param)} takes {format_bytes(memory)} of memory; {most} are the most.", param=param)

@@ -146,8 +146,6 @@ class Grammars:
         except SandboxFailed as error:
             hint = "Make it smaller or simpler."
             raise BadRequest(f"{what} can't be followed: {error}.", hint=hint, param=param) from error
-        if "error" in reply:
-            raise BadRequest(reply["error"], param=reply["param"])
         grammar: str = reply["grammar"]
         self._memory.put(sha256(grammar.encode()).digest(), reply["memory"])
         return grammar

@@ -17,10 +17,8 @@ FORMATS = [
 """What browsers and phones make. Pillow's other decoders never see a byte."""
 MAX_PIXELS = 64 * 10**6
 """Of a picture as it is sent. Decoding takes up to 16 bytes for each."""
-DECODED, REFUSED = b"\0", b"\1"
-"""First byte of a reply: the size and the pixels follow, or why there are none."""
 SIZE = struct.Struct("!II")
-"""Width and height."""
+"""Width and height, which come before the pixels."""
 
 
 def make_job() -> Job:
@@ -29,12 +27,9 @@ def make_job() -> Job:
 
     def answer(request: bytes) -> bytes:
         data, form = marshal.loads(request)  # noqa: S302 - written by the node
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                picture = decoded(data, PictureForm(*form))
-        except BadRequest as error:
-            return REFUSED + error.message.encode()
-        return DECODED + SIZE.pack(*picture.size) + picture.tobytes()
+        with warnings.catch_warnings(action="ignore"):
+            picture = decoded(data, PictureForm(*form))
+        return SIZE.pack(*picture.size) + picture.tobytes()
 
     return answer
 
@@ -45,8 +40,7 @@ def decoded(data: bytes, form: PictureForm) -> Image.Image:
         picture: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
         if (pixels := picture.width * picture.height) > MAX_PIXELS:
             raise _too_large(f"{pixels:,}")
-        picture = _opaque(_upright(picture))
-        return picture.resize(form.size(*picture.size), Image.Resampling(form.resample))
+        return _fitted(_opaque(_upright(picture)), form)
     except BadRequest:
         raise
     except Image.DecompressionBombError as error:
@@ -57,6 +51,17 @@ def decoded(data: bytes, form: PictureForm) -> Image.Image:
         raise BadRequest("A picture takes too much memory.") from error
     except Exception as error:  # decoders raise whatever a damaged file leads them to
         raise BadRequest("A picture is damaged, or its end is missing.") from error
+
+
+def _fitted(picture: Image.Image, form: PictureForm) -> Image.Image:
+    """In the size in which a model takes it."""
+    size, content, filter_ = form.size(*picture.size), form.content(*picture.size), Image.Resampling(form.resample)
+    fitted = picture.resize(content, filter_)
+    fitted = fitted if size == content else fitted.crop((0, 0, *size))  # which fills with black
+    if len(tiles := form.tiles(*size)) > 1:
+        (view,) = tiles[-1]
+        fitted.paste(picture.resize((form.tile, form.tile), filter_), view)
+    return fitted
 
 
 def _too_large(pixels: str) -> BadRequest:

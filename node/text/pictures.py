@@ -8,11 +8,11 @@ from node.core.errors import BadRequest
 from node.core.fair_turns import FairTurns
 from node.core.pictures import Picture
 from node.model.picture_form import PictureForm
-from node.text.picture_job import DECODED, SIZE
+from node.text.picture_job import SIZE
 from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 
 _JOB = "node.text.picture_job:make_job"
-BOUNDS = Bounds(seconds=30.0, memory=2 * 2**30, reply=64 * 2**20, kept=64 * 2**20)
+BOUNDS = Bounds(seconds=30.0, memory=2 * 2**30, reply=64 * 2**20, longer=False, kept=64 * 2**20)
 """Limits of one picture. The largest takes some 3 s and 1 GB."""
 _AT_ONCE, _MAX_WAITING = 2, 256
 """Pictures that are decoded at once, and most that one client waits for."""
@@ -33,10 +33,11 @@ class Pictures:
             reply = await self._sandboxes.ask(marshal.dumps((data, astuple(form))), client)
         except SandboxFailed as error:
             raise BadRequest(f"A picture can't be decoded: {error}.", param=param) from error
-        if reply[:1] != DECODED:
-            raise BadRequest(reply[1:].decode(), param=param)
-        width, height = SIZE.unpack_from(reply, 1)
-        return Picture(width, height, reply[1 + SIZE.size :])
+        except BadRequest as error:
+            error.param = param
+            raise
+        width, height = SIZE.unpack_from(reply)
+        return Picture(width, height, reply[SIZE.size :])
 
     async def end(self) -> None:
         await self._sandboxes.close()

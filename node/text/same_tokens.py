@@ -18,7 +18,7 @@ async def difference(server: SandboxServer, one: Path, other: Path) -> str:
         sandbox = await Sandbox.start(server, "node.text.tokenizer_job:make_comparison", BOUNDS, private)
         try:
             return (await sandbox.ask(marshal.dumps(list(map(str, folders))))).decode()
-        except SandboxFailed as error:
+        except (SandboxFailed, ModelBroken) as error:
             why = naming(naming(error, folders[0]), folders[1])
             raise ModelBroken(f"The tokenizers of {one.name} and {other.name} can't be compared: {why}.") from error
         finally:

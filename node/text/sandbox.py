@@ -7,6 +7,7 @@ and of Python (`node.text.confinement`).
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -17,19 +18,24 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.core.errors import NotReady, Overloaded, PippinError
+from node.core.errors import BadRequest, ModelBroken, ModelUnsupported, NotReady, Overloaded, PippinError, error_from
 from node.core.fair_turns import FairTurns
 from node.core.pool import Pool
 from node.core.units import format_bytes
-from node.host.memory import used_by
+from node.host.memory import processor_time_of, used_by
 from node.text import confinement, seatbelt
-from node.text.sandbox_server import ANSWERED, REPLY_HEADER, REQUEST_HEADER, START, START_REPLY
+from node.text.sandbox_server import ANSWERED, REFUSED, REPLY_HEADER, REQUEST_HEADER, START, START_REPLY
 
 log = logging.getLogger(__name__)
 
 _CHECK_S = 0.05
 """Interval of checks of a working sandbox's memory, which macOS does not limit."""
-_START_S = 60.0
+_START_S = 180.0
+"""macOS examines each library when it is first used."""
+_GRACE_S = 10.0
+"""How long after a limit the kernel ends a process itself: the node, which tells the reason, has died or hangs."""
+_PATIENCE = 10.0
+"""How many times longer than its limit of processor time a request may take on a machine that has other work."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 """Environment variables that sandboxes inherit; others may hold secrets and tokens."""
 _ENVIRONMENT = {
@@ -38,6 +44,11 @@ _ENVIRONMENT = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "no_proxy": "*",  # else Python may query macOS for proxies, which crashes a forked process
 }
+
+
+_LONGEST_REFUSAL = 2**16
+_REFUSALS = (BadRequest, ModelBroken, ModelUnsupported)
+"""What a job may say of what it was given. A process that has been taken over is not to choose what becomes of its node's rings."""
 
 
 class SandboxFailed(Exception):
@@ -49,11 +60,15 @@ class Bounds:
     """Limits of one request."""
 
     seconds: float
-    """Of a request of up to 1 MiB; what a longer one asks for may take as many times longer."""
+    """Processor time for a request of up to 1 MiB; see `longer`."""
     memory: int
     """Bytes beyond those of the sandbox server."""
     reply: int
     """Bytes of the reply."""
+    patience: float = _PATIENCE
+    """1 if a program that the job starts does the work, as its processor time is not the job's."""
+    longer: bool = True
+    """Whether a request of several MiB may take as many times longer."""
     kept: int = sys.maxsize
     """Growth in bytes after which a process is not used again, as the next request would have less memory left."""
 
@@ -135,7 +150,7 @@ class Sandbox(asyncio.Protocol):
             process, channel = await server.forks.run(server.fork, job, bounds.memory, folder)
             loop = asyncio.get_running_loop()
             _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
-            await sandbox._replied(_START_S)  # noqa: SLF001 - the first reply means that it is ready
+            await sandbox._replied(_START_S, _START_S)  # noqa: SLF001 - the first reply means that it is ready
         except (SandboxFailed, NotReady, Overloaded) as error:
             log.error("A process for %s could not be started: %s", job, error)
             if isinstance(error, SandboxFailed):
@@ -145,7 +160,7 @@ class Sandbox(asyncio.Protocol):
         return sandbox
 
     async def ask(self, request: bytes, *, finish: bool = False) -> bytes:
-        """Send a request and return the job's reply. Raises SandboxFailed.
+        """Send a request and return the job's reply. Raises SandboxFailed, and the PippinErrors of the job.
 
         Cancelling it kills the process. With `finish` the process completes the request instead; then await `wait_idle`
         before the next one.
@@ -153,10 +168,10 @@ class Sandbox(asyncio.Protocol):
         if not self.alive:
             raise SandboxFailed("its process has ended")
         self._reply = asyncio.get_running_loop().create_future()
-        seconds = self._bounds.seconds * max(1.0, len(request) / 2**20)
-        # The second limit, by the kernel, holds when the node has died.
-        self._transport.write(REQUEST_HEADER.pack(len(request), 2 * seconds) + request)
-        return await self._replied(seconds, finish=finish)
+        seconds = self._bounds.seconds * (max(1.0, len(request) / 2**20) if self._bounds.longer else 1.0)
+        wait = seconds * self._bounds.patience
+        self._transport.write(REQUEST_HEADER.pack(len(request), seconds + _GRACE_S, wait + _GRACE_S) + request)
+        return await self._replied(seconds, wait, finish=finish)
 
     @property
     def is_idle(self) -> bool:
@@ -170,10 +185,11 @@ class Sandbox(asyncio.Protocol):
     def end(self) -> None:
         self._fail("its process was ended")
 
-    async def _replied(self, seconds: float, *, finish: bool = False) -> bytes:
+    async def _replied(self, seconds: float, wait: float, *, finish: bool = False) -> bytes:
+        """Wait for a reply that takes up to so many seconds of processor time, and `wait` in all."""
         loop = asyncio.get_running_loop()
-        wait, deadline = min(_CHECK_S, seconds), loop.time() + seconds
-        self._checks[self._reply] = loop.call_later(wait, self._check_limits, self._reply, deadline, seconds)
+        limits = (loop.time() + wait, processor_time_of(self._process) + seconds, f"{seconds:g} s")
+        self._checks[self._reply] = loop.call_later(min(_CHECK_S, seconds), self._check_limits, self._reply, *limits)
         self._reply.add_done_callback(self._stop_checks)
         try:
             reply = await asyncio.shield(self._reply)
@@ -181,6 +197,8 @@ class Sandbox(asyncio.Protocol):
             if not finish:
                 self.end()
             raise
+        if reply[:1] == REFUSED and (refusal := _refusal(reply[1:])):
+            raise refusal
         if reply[:1] != ANSWERED:
             self.end()
             raise SandboxFailed(f"it failed with {reply[1:].decode(errors='replace')}")
@@ -190,17 +208,17 @@ class Sandbox(asyncio.Protocol):
         self._checks.pop(reply).cancel()
         reply.exception()  # retrieved, or asyncio would log that nobody did
 
-    def _check_limits(self, reply: asyncio.Future[bytes], deadline: float, seconds: float) -> None:
+    def _check_limits(self, reply: asyncio.Future[bytes], deadline: float, most: float, told: str) -> None:
         loop = asyncio.get_running_loop()
         if reply.done():
             return
-        if loop.time() >= deadline:
-            self._fail(f"it took more than {seconds:g} s")
+        if loop.time() >= deadline or processor_time_of(self._process) >= most:
+            self._fail(f"it took more than {told}")
         elif self._initial and used_by(self._process) - self._initial > self._bounds.memory:
             self._fail(f"it took more than {format_bytes(self._bounds.memory)} of memory")
         else:
             wait = min(_CHECK_S, deadline - loop.time())
-            self._checks[reply] = loop.call_later(wait, self._check_limits, reply, deadline, seconds)
+            self._checks[reply] = loop.call_later(wait, self._check_limits, reply, deadline, most, told)
 
     @property
     def has_grown(self) -> bool:
@@ -236,6 +254,20 @@ class Sandbox(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(f"its process crashed, or needed more than {format_bytes(self._bounds.memory)} of memory")
+
+
+def _refusal(reply: bytes) -> PippinError | None:
+    """The error of a job; None if a job gives no such reply."""
+    if len(reply) > _LONGEST_REFUSAL:
+        return None
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        fields = json.loads(reply)
+        if isinstance(fields, dict) and all(
+            isinstance(value, str) or (name == "param" and value is None) for name, value in fields.items()
+        ):
+            error = error_from(**fields)
+            return error if isinstance(error, _REFUSALS) else None
+    return None
 
 
 class Sandboxes:
@@ -288,7 +320,7 @@ class Sandboxes:
 
     async def ask(self, request: bytes, client: str) -> bytes:
         """Send a request of a client to a sandbox. Cancelling it kills the sandbox, unless that is costly. Raises
-        SandboxFailed, Overloaded, and the errors of `start`.
+        SandboxFailed, Overloaded, and the errors of the job and of `start`.
         """
         async with self._turns.turn(client):
             await self.start()

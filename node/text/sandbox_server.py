@@ -5,6 +5,7 @@ of most jobs, so a fork takes milliseconds. MLX does not survive a fork: a job t
 """
 
 import importlib
+import json
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ from contextlib import suppress
 
 import psutil
 
+from node.core.errors import PippinError
 from node.host.descriptors import fixed_limit
 from node.text.confinement import confine
 
@@ -31,12 +33,12 @@ START = struct.Struct("!Q64s1024s")
 server's, its job as "module:function", and its folder."""
 START_REPLY = struct.Struct("!q")
 """The server's reply: the sandbox's process id."""
-REQUEST_HEADER = struct.Struct("!Id")
-"""Header of a request: its length in bytes, and its time limit in seconds."""
+REQUEST_HEADER = struct.Struct("!Idd")
+"""Header of a request: its length in bytes, and its limits of processor time and of all time in seconds."""
 REPLY_HEADER = struct.Struct("!I")
 """Header of a reply: its length in bytes."""
-ANSWERED, FAILED = b"\0", b"\1"
-"""First byte of a reply: the job's result follows, or the text of its exception."""
+ANSWERED, REFUSED, FAILED = b"\0", b"\1", b"\2"
+"""First byte of a reply: the job's result follows, or the PippinError that it raised, as JSON, or the text of another exception."""
 
 
 def main() -> None:
@@ -121,16 +123,25 @@ def _serve(channel: socket.socket, answer: Job) -> None:
     _send(channel, ANSWERED)
     requests = channel.makefile("rb")
     while head := requests.read(REQUEST_HEADER.size):
-        length, seconds = REQUEST_HEADER.unpack(head)
+        length, processor_s, wait_s = REQUEST_HEADER.unpack(head)
         request = requests.read(length)
         # Ends the process in the middle of native code, too, and also when the node has died.
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        _set_timers(processor_s, wait_s)
         try:
             reply = ANSWERED + answer(request)
+        except PippinError as error:
+            fields = {"code": error.code, "message": error.message, "hint": error.hint, "param": error.param}
+            reply = REFUSED + json.dumps(fields).encode()
         except BaseException as error:  # noqa: BLE001 - the root of the process; a panic of Rust is no Exception
             reply = FAILED + f"{type(error).__name__}: {error}"[:500].encode(errors="replace")
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _set_timers(0, 0)
         _send(channel, reply)
+
+
+def _set_timers(processor_s: float, wait_s: float) -> None:
+    """End this process after so many seconds of processor time, or so many in all; 0: never."""
+    signal.setitimer(signal.ITIMER_PROF, processor_s)
+    signal.setitimer(signal.ITIMER_REAL, wait_s)
 
 
 def _send(channel: socket.socket, reply: bytes) -> None:

@@ -1,7 +1,6 @@
 """Encodes a model's texts and chats in sandboxes of the model, for the clients of a gateway."""
 
 import asyncio
-import json
 import marshal
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from node.core.errors import ModelBroken, ModelChanged, error_from, naming
+from node.core.errors import ModelBroken, ModelChanged, naming
 from node.core.fair_turns import FairTurns
 from node.core.pool import Pool
 from node.model.picture_form import PictureForm
@@ -18,7 +17,6 @@ from node.text.encoder import check_length
 from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 from node.text.tokenizer import Tokenizer
 from node.text.tokenizer_files import CleanFolder, copies
-from node.text.tokenizer_job import TOKENS
 
 _JOB = "node.text.tokenizer_job:make_job"
 BOUNDS = Bounds(seconds=10.0, memory=2 * 2**30, reply=64 * 2**20)
@@ -80,7 +78,8 @@ class TokenizerProcesses:
         is_long = len(request) >= LONG_TEXT
         try:
             with self._failures_named():
-                return _tokens(await (self._long if is_long else self._short).ask(request, client))
+                tokens = array("I", await (self._long if is_long else self._short).ask(request, client))
+                return tokens.tolist()
         finally:
             if is_long and not self._closed:
                 if self._idle:
@@ -102,7 +101,7 @@ class TokenizerProcesses:
             if not self.is_open:
                 self.tokenizer = await self.pool.run(Tokenizer, folder)
             controls = list(map(tuple, self.tokenizer.control_strings))
-            _tokens(await sandbox.ask(_request("set_control_strings", {"controls": controls})))
+            await sandbox.ask(_request("set_control_strings", {"controls": controls}))
         return sandbox
 
 
@@ -183,7 +182,7 @@ async def tokenizer_sandbox(server: SandboxServer, directory: Path) -> AsyncIter
     async with copies(server.files, directory) as (private, (folder,)):
         sandbox = await Sandbox.start(server, _JOB, BOUNDS, private)
         try:
-            _tokens(await sandbox.ask(_request("load", {"folder": str(folder)})))
+            await sandbox.ask(_request("load", {"folder": str(folder)}))
             yield sandbox, CleanFolder(folder)
         except SandboxFailed as error:
             reason = naming(error, folder)
@@ -195,14 +194,6 @@ async def tokenizer_sandbox(server: SandboxServer, directory: Path) -> AsyncIter
 
 def _request(name: str, given: dict[str, Any], most: int = 0, param: str = "") -> bytes:
     return marshal.dumps((name, given, most, param))  # JSON would block the event loop for the largest requests
-
-
-def _tokens(reply: bytes) -> list[int]:
-    """Decode the tokens of a reply. Raises the job's error."""
-    if reply[:1] != TOKENS:
-        fields = json.loads(reply[1:])
-        raise error_from(fields["code"], fields["message"], hint=fields["hint"], param=fields["param"])
-    return array("I", reply[1:]).tolist()
 
 
 @dataclass(frozen=True, slots=True)

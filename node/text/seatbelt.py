@@ -13,11 +13,14 @@ import tempfile
 from pathlib import Path
 
 import node
+from node.text.sandbox_server import IMPORTED
 from node.text.tokenizer_files import PREFIX
 
 log = logging.getLogger(__name__)
 
 EXECUTABLE = Path("/usr/bin/sandbox-exec")
+_ATTEMPT_S = 120.0
+"""For the imports of all jobs: macOS examines each library when it is first used."""
 
 
 def command(executable: Path = EXECUTABLE) -> list[str]:
@@ -25,9 +28,9 @@ def command(executable: Path = EXECUTABLE) -> list[str]:
     if not executable.exists():
         return []
     confined = [str(executable), "-p", profile()]
-    attempt = [*confined, sys.executable, "-P", "-c", f"import {__name__}"]
+    attempt = [*confined, sys.executable, "-P", "-c", f"import {', '.join(IMPORTED)}"]
     try:
-        subprocess.run(attempt, check=True, capture_output=True, timeout=10)  # noqa: S603 - this very program
+        subprocess.run(attempt, check=True, capture_output=True, timeout=_ATTEMPT_S)  # noqa: S603 - this very program
     except (OSError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", b"") or str(error).encode()
         log.warning(
@@ -56,6 +59,7 @@ def profile() -> str:
             f"(allow process-exec* {_beneath(sorted(programs))})",
             f"(deny file-read-data {_beneath([*homes, Path.home().resolve(), temporary])})",
             f"(allow file-read-data {_beneath(readable)})",
+            f"(allow file-read-data {' '.join(_rule('literal', Path(path).resolve().parent) for path in node.__path__)})",
             "(deny file-write*)",
             f'(allow file-read* file-write* (regex #"^{pattern}/{PREFIX}"))',
             '(allow file-write* (literal "/dev/null"))',
@@ -64,5 +68,10 @@ def profile() -> str:
 
 
 def _beneath(paths: list[Path]) -> str:
-    escaped = [str(path).replace("\\", "\\\\").replace('"', '\\"') for path in paths]
-    return " ".join(f'(subpath "{path}")' for path in escaped)
+    return " ".join(_rule("subpath", path) for path in paths)
+
+
+def _rule(kind: str, path: Path) -> str:
+    """`kind`: subpath, or literal for a folder's own list only, by which Python finds the package of a clone."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'({kind} "{escaped}")'

@@ -18,11 +18,14 @@ PRIVATE_USE = range(0x100000, 0x10FFFE)
 
 
 class ControlString(NamedTuple):
-    """String of a control token. `lstrip`, `rstrip`: the token includes the white space on that side."""
+    """String of a control token. `lstrip`, `rstrip`: the token includes the white space on that side. `meaning`: the text with control
+    strings that comes in its place, if it is another.
+    """
 
     text: str
     lstrip: bool = False
     rstrip: bool = False
+    meaning: str = ""
 
 
 class Segment(NamedTuple):
@@ -83,9 +86,18 @@ class Marks:
         if plain:
             yield Segment(plain, typed=False)
 
+    def _spelled_out(self, rendered: str) -> str:
+        for control in self._controls.values():
+            if control.meaning and control.text in rendered:
+                typed = f"{self._open}{control.text}{self._close}"
+                parts = (part.replace(control.text, control.meaning) for part in rendered.split(typed))
+                rendered = typed.join(parts)
+        return rendered
+
     def _stretches(self, rendered: str) -> Iterator[tuple[str, str]]:
         """Yield each text between two control strings of the template, with the control string that ends it."""
         start = 0
+        rendered = self._spelled_out(rendered)
         marked = self._open in rendered or self._close in rendered
         for found in self._any_control.finditer(rendered) if marked else ():
             begin, end = found.span()

@@ -11,8 +11,8 @@ QWEN = "\n\nConsidering the limited time by the user, I have to give the solutio
 """With these words Qwen's models were trained to end their thoughts early (Qwen3's technical report)."""
 
 
-def thinking_budget(tokenizer: Tokenizer, prompt: Sequence[int], tokens: int) -> ThinkingBudget | None:
-    """The budget of an answer to a prompt; None if the family has no thoughts."""
+def thinking_budget(tokenizer: Tokenizer, prompt: Sequence[int], tokens: int, *, tools: bool) -> ThinkingBudget | None:
+    """The budget of an answer to a prompt, which may call `tools` or has none; None if the family has no thoughts."""
     dialect = tokenizer.dialect
     if dialect.initial == "header":
         begin, end, closing = (tuple(tokenizer.encode(text, bos=False)) for text in _HARMONY)
@@ -22,7 +22,7 @@ def thinking_budget(tokenizer: Tokenizer, prompt: Sequence[int], tokens: int) ->
     begun = dialect.channel_after(prompt) == "reasoning"
     controls = {control.text for control in tokenizer.control_strings}
     words = tokenizer.encode_fragment(QWEN if "<|im_start|>" in controls else "\n")
-    calls = [tokenizer.encode(mark, bos=False) for mark, to in dialect.transitions["reasoning"] if to == "tool"]
+    marks = dialect.markers(tools=tools)["reasoning"]
+    calls = [tokenizer.encode(mark, bos=False) for mark, to in marks if to == "tool"]
     ends = (dialect.think_end[-1], *(mark[0] for mark in calls if len(mark) == 1))
-    begin = () if begun else tuple(dialect.think_start)
-    return ThinkingBudget(tokens, begin, ends, (*words, *dialect.think_end))
+    return ThinkingBudget(tokens, () if begun else tuple(dialect.think_start), ends, (*words, *dialect.think_end))

@@ -4,6 +4,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple
 from functools import cached_property
 from typing import Any
 
@@ -52,11 +53,11 @@ class Tokenizer(Encoder):
         self.dialect = Dialect.of(wrapper)
         added = hf.added_tokens_decoder
         markers = [marker for edges in self.dialect.transitions.values() for marker, _ in edges]
-        written = [*markers, self.template]
+        written = [*markers, self.template, *(astuple(self.dialect.form) if self.dialect.form else ())]
 
         def is_markup(text: str) -> bool:
             """Others are ordinary text, such as Gemma's runs of blanks and HTML tags."""
-            return not text.isspace() and any(text in each for each in written)
+            return not text.isspace() and any(text in str(each) for each in written)
 
         self.eos = named_ends | ({hf.eos_token_id} - {None})
         """Ids of the tokens that end an answer."""
@@ -72,8 +73,9 @@ class Tokenizer(Encoder):
         self.markup = self.control | marks | {token for token, entry in added.items() if is_markup(entry.content)}
         """Ids of the tokens that templates, FIM and pictures use: the control tokens, and others such as <tool_call>, whose text
         is shown."""
+        meanings = self.pictures.meanings if self.pictures else {}
         self.control_strings = [
-            ControlString(entry.content, entry.lstrip, entry.rstrip)
+            ControlString(entry.content, entry.lstrip, entry.rstrip, meanings.get(entry.content, ""))
             for token, entry in added.items()
             if token in self.markup
         ]
@@ -102,11 +104,11 @@ class Tokenizer(Encoder):
 
     @cached_property
     def call_form(self) -> CallForm | None:
-        """The form of the family's calls, of strings and ids of tokens; None if their arguments are not JSON."""
+        """The form of the family's calls, of strings and ids of tokens; None if it is not known."""
         form = self.dialect.form
         if form is None:
             return None
-        parts = (form.head, form.joint, form.tail, form.again, form.end)
+        parts = (form.head, form.joint, form.tail, form.again, form.end, form.key, form.value, form.stop)
         return CallForm(form.mark, *(self._pieces(str(part), self.markup) for part in parts))
 
     def _pieces(self, text: str, marks: Iterable[int]) -> list[str | int]:

@@ -4,23 +4,21 @@ out whether two models have the same tokens.
 Templates may loop, double a text, or take exponential time to compile; tokenizers may contain any regular expression.
 """
 
-import json
 import marshal
 from array import array
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from node.core.errors import ContextExceeded, ModelBroken, PippinError
+from node.core.errors import BadRequest, ContextExceeded, ModelBroken
 from node.text.encoder import Encoder
 from node.text.fim import FimForm
 from node.text.sandbox_server import Job
 from node.text.template import ControlString
 from node.text.tokenizer_settings import clean
 
-TOKENS, ERROR = b"\0", b"\1"
-"""First byte of a reply: token ids follow, of 4 bytes each in native byte order, or a PippinError as JSON."""
 MAX_TEMPLATE = 256 * 2**10
 """Maximum characters of a chat template. The longest known ones have some 30,000."""
 MOST_MORE = 1024
@@ -31,28 +29,26 @@ _PROBES = ("Hello, world! 123\n\täöü 日本 \U0001f600", " " * 100, "a" * 100
 
 def make_job() -> Job:
     """Create the job. A request is marshalled: "load" or the name of a method of `_Encoder`, its arguments, maximum tokens
-    of the result, and the parameter that contains the text, for errors; without one, a longer result is cut.
+    of the result, and the parameter that contains the text, for errors; without one, a longer result is cut. The reply has
+    token ids, of 4 bytes each in native byte order.
     """
     encoder: _Encoder
 
     def answer(request: bytes) -> bytes:
         nonlocal encoder
         name, given, most, param = marshal.loads(request)  # noqa: S302 - written by the node
-        try:
-            if name == "load":
-                encoder = _Encoder(**given)
-                return TOKENS
-            tokens = getattr(encoder, name)(**given)
-            if param and len(tokens) > most:  # checked here, as a long reply would burden the node
-                said = f"This model's maximum context length is {most} tokens, but the text has {len(tokens)} tokens"
-                if tools := given.get("tools"):  # agents' tools are often longer than all they are told
+        if name == "load":
+            encoder = _Encoder(**given)
+            return b""
+        tokens = getattr(encoder, name)(**given)
+        if param and len(tokens) > most:  # checked here, as a long reply would burden the node
+            said = f"This model's maximum context length is {most} tokens, but the text has {len(tokens)} tokens"
+            if tools := given.get("tools"):  # agents' tools are often longer than all they are told
+                with suppress(BadRequest):  # of a template that is written for chats with tools
                     without = getattr(encoder, name)(**{**given, "tools": None})
                     said += f", of which {max(0, len(tokens) - len(without))} are its {len(tools)} tools"
-                raise ContextExceeded(f"{said}.", param=param)
-            return TOKENS + array("I", tokens[:most]).tobytes()
-        except PippinError as error:
-            fields = {"code": error.code, "message": error.message, "hint": error.hint, "param": error.param}
-            return ERROR + json.dumps(fields).encode()
+            raise ContextExceeded(f"{said}.", param=param)
+        return array("I", tokens[:most]).tobytes()
 
     return answer
 

@@ -313,7 +313,7 @@ class Speed(_message.Message):
     def __init__(self, shard: _Optional[_Union[Shard, _Mapping]] = ..., bytes_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class RingTraffic(_message.Message):
-    __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses", "recomputed", "requests", "used_at", "foretold", "token_ms")
+    __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses", "recomputed", "requests", "used_at", "foretold", "token_ms", "prompt_done", "prompt_tokens", "prompt_tokens_per_second")
     RING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +325,9 @@ class RingTraffic(_message.Message):
     USED_AT_FIELD_NUMBER: _ClassVar[int]
     FORETOLD_FIELD_NUMBER: _ClassVar[int]
     TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_DONE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     ring: str
     running: int
     queued: int
@@ -336,7 +339,10 @@ class RingTraffic(_message.Message):
     used_at: int
     foretold: float
     token_ms: float
-    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ..., recomputed: _Optional[int] = ..., requests: _Optional[int] = ..., used_at: _Optional[int] = ..., foretold: _Optional[float] = ..., token_ms: _Optional[float] = ...) -> None: ...
+    prompt_done: int
+    prompt_tokens: int
+    prompt_tokens_per_second: float
+    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ..., recomputed: _Optional[int] = ..., requests: _Optional[int] = ..., used_at: _Optional[int] = ..., foretold: _Optional[float] = ..., token_ms: _Optional[float] = ..., prompt_done: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class Path(_message.Message):
     __slots__ = ("to", "address", "rtt_ms", "interface", "kind", "bytes_per_s")

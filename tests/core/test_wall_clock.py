@@ -13,6 +13,7 @@ ALLOWED = {
     "api/openai/reply.py": "a moment that clients are told",
     "api/responses/output.py": "moments that clients are told",
     "node/check/command.py": "tells a person how long the check took",
+    "node/cli/wait.py": "how long a refusal may still pass; never longer than 10 s, whatever the clocks say",
     "node/daemon/network.py": "the moment of the start, for people",
     "node/daemon/serving.py": "a moment that clients are told",
     "node/host/certificate.py": "compared for equality only",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from node.core.errors import BadRequest, error_from
+
 
 class Panic(BaseException):
     """Like the exception of a Rust panic."""
@@ -39,6 +41,23 @@ def make_harmful():
             case b"pid", _, _:
                 return str(os.getpid()).encode()
         return request
+
+    return answer
+
+
+def make_refusing():
+    """Raises the error that a request names."""
+
+    def answer(request: bytes) -> bytes:
+        match request.decode():
+            case "malformed":
+                raise BadRequest(["no text"])
+            case "lengthy":
+                raise BadRequest("x" * 2**16)
+            case "":
+                return request
+            case code:
+                raise error_from(code, "no")
 
     return answer
 

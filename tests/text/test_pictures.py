@@ -1,8 +1,10 @@
 """Pictures of strangers: each has the pixels that a model's own processor would see, or is refused with a reason."""
 
+import dataclasses
 import importlib.util
 import io
 import random
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.image_utils import SizeDict
+from transformers.models.llama4.processing_llama4 import Llama4Processor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from node.core.errors import BadRequest
@@ -24,15 +27,38 @@ from node.text.picture_job import MAX_PIXELS, decoded
 from node.text.picture_marks import PictureMarks
 from node.text.pictures import Pictures
 from node.text.sandbox import Bounds
+from tests.engine import llama4_processor
 
 
 def form_of(cell, longest, vocabulary, pixels=(0, 0)):
-    return PictureForm(cell, cell // 2, longest, pixels, (0.5,) * 3, (0.5,) * 3, 3, vocabulary, work_bytes=0)
+    return PictureForm(
+        cell,
+        cell // 2,
+        (0.5,) * 3,
+        (0.5,) * 3,
+        3,
+        vocabulary,
+        work_bytes=0,
+        sizing="longest" if longest else "area",
+        bounds=(1, longest) if longest else pixels,
+        in_axes=not longest,
+    )
 
 
 FORM, SMALL = form_of(28, 1540, 131_072), form_of(8, 64, 2056)
 QWEN = form_of(28, 0, 151_936, (56 * 56, 28 * 28 * 1280))
-MARKS = PictureMarks(10, 12, 13)
+MARKS = PictureMarks(10, row_end=12, end=13)
+TILES = PictureForm(
+    28,
+    14,
+    (0.5,) * 3,
+    (0.5,) * 3,
+    2,
+    202_048,
+    work_bytes=0,
+    sizing="tiles",
+    bounds=(336**2, 17 * 336**2),
+)
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
 """As in the sandbox."""
 
@@ -116,6 +142,20 @@ def test_sizes_are_those_of_qwens_own_processor(width, height):
         assert QWEN.size(width, height) == theirs[::-1]
 
 
+@given(st.integers(1, 9000), st.integers(1, 9000))
+def test_tiles_are_those_of_llamas_own_processor(width, height):
+    (columns, rows), content = llama4_processor.best_fit(width, height, 336, 16)
+    taken = TILES.size(width, height)
+    assert TILES.runs(*taken) == ([[144] * columns] * rows + [[144]] if columns * rows > 1 else [[144]])
+    assert TILES.content(width, height) == content
+    assert TILES.takes(*taken)
+
+
+@pytest.mark.parametrize("size", [(336, 672), (672, 336), (336 * 17, 672), (336, 336 * 18), (337, 336), (1680, 1680)])
+def test_no_other_tiles_are_taken(size):
+    assert not TILES.takes(*size)
+
+
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "1"])
 def test_what_is_transparent_lies_on_white(mode):
     picture = drawn(16, 16, mode)
@@ -195,11 +235,13 @@ async def test_harmful_pictures_are_refused_with_a_reason(pictures, name):
 
 
 async def test_a_picture_that_takes_too_long_is_refused_and_the_next_one_is_not(sandbox_server):
-    pictures = Pictures(sandbox_server, Bounds(seconds=0.01, memory=2**31, reply=2**26))
+    hasty = Pictures(sandbox_server, Bounds(seconds=0.01, memory=2**31, reply=2**26))
     slow = filed(Image.new("RGB", (8000, 7000)))
-    with pytest.raises(BadRequest, match="more than 0.01 s"):
-        await pictures.decode(slow, FORM, param="messages", client="")
-    await pictures.end()
+    try:
+        with pytest.raises(BadRequest, match="more than 0.01 s"):
+            await hasty.decode(slow, FORM, param="messages", client="")
+    finally:
+        await hasty.end()
 
 
 async def test_the_largest_pictures_fit_into_the_limits(pictures):
@@ -250,12 +292,39 @@ def test_as_many_places_as_pictures_are_rendered(rendered):
 def test_a_models_form_is_of_its_own_files(picture_model):
     form = read_picture_form(picture_model, read_config(picture_model))
     assert form
-    assert (form.cell, form.longest, form.vocabulary) == (8, 64, 2056)
+    assert (form.cell, form.bounds, form.vocabulary) == (8, (1, 64), 2056)
 
 
 async def test_a_picture_that_is_too_long_for_the_model_is_refused(pictures):
     with pytest.raises(BadRequest, match=r"^A picture of 1x900 is too long"):
         await pictures.decode(filed(drawn(1, 900)), QWEN, param="messages", client="")
+
+
+async def test_every_picture_has_one_size_where_the_model_has_but_one(pictures):
+    form = dataclasses.replace(FORM, sizing="square", bounds=(56, 56))
+    for size in ((1, 900), (900, 1), (56, 56)):
+        picture = await pictures.decode(filed(drawn(*size)), form, param="messages", client="")
+        assert (picture.width, picture.height) == (56, 56)
+        assert form.places(56, 56) == 4
+    assert form.takes(56, 56)
+    assert not form.takes(28, 28)
+
+
+@pytest.mark.parametrize(("width", "height", "grid"), [(336, 336, (1, 1)), (672, 672, (1, 2)), (672, 1008, (2, 2))])
+def test_llamas_tiles_stand_among_the_marks_of_its_processor(width, height, grid):
+    texts = ["start", "end", "tile_x_separator", "tile_y_separator", "image", "patch"]
+    texts = [f"<|image_{text}|>" if text in ("start", "end") else f"<|{text}|>" for text in texts]
+    vocabulary = {text: number for number, text in enumerate(texts, 200_080)}
+    picture = Picture(width, height, bytes(width * height * 3))
+    numbers = iter(picture.numbers(TILES.places(width, height), TILES.vocabulary))
+    theirs = Llama4Processor._prompt_split_image(None, grid, 144)
+    expected = [next(numbers) if text == "<|patch|>" else vocabulary[text] for text in re.findall(r"<\|\w+\|>", theirs)]
+    marks = PictureMarks.of(vocabulary)
+    laid = marks.lay_out([1, vocabulary["<|image|>"], 2], [picture], TILES)
+    assert marks.tokens == {*vocabulary.values()}
+    assert marks.place == vocabulary["<|patch|>"]
+    assert laid == [1, *expected, 2]
+    assert not list(numbers)
 
 
 def test_qwens_places_stand_in_no_rows():

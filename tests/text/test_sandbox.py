@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +19,17 @@ import psutil
 import pytest
 
 import node
-from node.core.errors import NotReady, Overloaded
+from node.core.errors import BadRequest, ModelBroken, NotReady, Overloaded
 from node.core.fair_turns import FairTurns
 from node.host import memory
-from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
+from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer, _refusal
 from node.text.sandbox_server import ANSWERED, REPLY_HEADER, START, START_REPLY
 from node.text.seatbelt import EXECUTABLE
 from node.text.tokenizer_files import PREFIX
 
 MB = 2**20
 JOB = "tests.text.sandbox_jobs:make_harmful"
+REFUSING = "tests.text.sandbox_jobs:make_refusing"
 CURIOUS = "tests.text.sandbox_jobs:make_curious"
 BOUNDS = Bounds(seconds=30, memory=64 * MB, reply=MB, kept=16 * MB)
 
@@ -69,9 +71,13 @@ async def make(sandbox_server):
         await sandboxes.close()
 
 
+def is_running(process):
+    return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+
+
 async def gone(process):
     for _ in range(2000):
-        if not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE:
+        if not is_running(process):
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"{process} is there still")
@@ -109,9 +115,44 @@ async def test_harm_ends_the_process_and_is_named(start, harm, bounds, reason):
         await sandbox.ask(b"more")
 
 
+async def test_time_that_other_programs_take_does_not_count(start):
+    """As on a busy machine, where a large tokenizer was refused for good."""
+    sandbox = await start(Bounds(seconds=0.3, memory=64 * MB, reply=MB, patience=1000.0))
+    process = psutil.Process(sandbox._process)
+    process.suspend()
+    asking = asyncio.create_task(sandbox.ask(b"hello"))
+    await asyncio.wait([asking], timeout=1.0)
+    process.resume()
+    assert await asking == b"hello"
+
+
+async def test_a_request_that_computes_nothing_ends_too(start):
+    sandbox = await start(Bounds(seconds=0.1, memory=64 * MB, reply=MB, patience=2.0))
+    psutil.Process(sandbox._process).suspend()
+    with pytest.raises(SandboxFailed, match=r"it took more than 0.1 s"):
+        await sandbox.ask(b"hello")
+
+
+async def test_the_kernel_ends_a_process_whose_node_hangs(start, monkeypatch):
+    monkeypatch.setattr("node.text.sandbox._GRACE_S", 0.0)
+    sandbox = await start(QUICK)
+    asking = asyncio.create_task(sandbox.ask(b"loop"))
+    await asyncio.sleep(0)
+    while is_running(sandbox._process):
+        time.sleep(0.01)  # noqa: ASYNC251 - it blocks the event loop, as a node that hangs
+    with pytest.raises(SandboxFailed):
+        await asking
+
+
 async def test_a_long_request_may_take_longer(start):
     sandbox = await start(QUICK)
     with pytest.raises(SandboxFailed, match=r"it took more than 0.6 s"):
+        await sandbox.ask(b"loop " + b"x" * (2 * MB - 5))
+
+
+async def test_where_a_long_request_asks_for_no_more_it_may_take_no_longer(start):
+    sandbox = await start(replace(QUICK, longer=False))
+    with pytest.raises(SandboxFailed, match=r"it took more than 0.3 s"):
         await sandbox.ask(b"loop " + b"x" * (2 * MB - 5))
 
 
@@ -357,3 +398,24 @@ async def test_the_system_refuses_native_code_too(start, files):
     for path in (elsewhere / "secret", folder / "link"):
         with pytest.raises(SandboxFailed, match=r"(denied|not permitted) \(os error"):
             await (await start(bounds, CURIOUS, folder)).ask(f"open-natively {path}".encode())
+
+
+@pytest.mark.parametrize(("code", "kind"), [("invalid_value", BadRequest), ("model_broken", ModelBroken)])
+async def test_a_job_refuses_what_it_was_given(start, code, kind):
+    sandbox = await start(job=REFUSING)
+    with pytest.raises(kind, match="^no$"):
+        await sandbox.ask(code.encode())
+    assert await sandbox.ask(b"") == b""
+
+
+@pytest.mark.parametrize("reply", [b"", b"[]", b"1", b"{", b"{}", b'{"code": "invalid_value"}', b"[" * 10**4, b"\xff"])
+def test_what_is_no_refusal(reply):
+    assert _refusal(reply) is None
+
+
+@pytest.mark.parametrize("said", ["invalid_api_key", "ring_lost", "nonsense", "malformed", "lengthy"])
+async def test_a_process_that_was_taken_over_chooses_no_other_error(start, said):
+    sandbox = await start(job=REFUSING)
+    with pytest.raises(SandboxFailed, match="^it failed with "):
+        await sandbox.ask(said.encode())
+    assert not sandbox.alive

@@ -111,14 +111,21 @@ async def test_a_text_far_longer_than_the_context_is_refused_before_anything_is_
 async def test_an_error_says_how_much_of_a_long_chat_are_tools(opened):
     encoder = await opened(DEMO)
     chat = [{"role": "user", "content": "Hello"}]
-    tools = [{"type": "function", "function": {"name": f"tool_{k}", "description": "a " * 20}} for k in range(12)]
+    tools = [{"type": "function", "function": {"name": f"tool_{k}", "description": "a " * 30}} for k in range(8)]
     alone = len(await encoder.encode_chat(chat, None, {}, context=300))
     with pytest.raises(ContextExceeded) as caught:
         await encoder.encode_chat(chat, tools, {}, context=300)
-    said = r"is 300 tokens, but the text has (\d+) tokens, of which (\d+) are its 12 tools\."
+    said = r"is 300 tokens, but the text has (\d+) tokens, of which (\d+) are its 8 tools\."
     whole, of_tools = map(int, re.findall(said, str(caught.value))[0])
     assert whole > 300
     assert whole - of_tools == alone
+    # So many that they are not even made into tokens.
+    with pytest.raises(ContextExceeded) as caught:
+        await encoder.encode_chat(chat, tools, {}, context=50)
+    said = r"but the text has (\d+) characters, of which (\d+) are its 8 tools\."
+    whole, of_tools = map(int, re.findall(said, str(caught.value))[0])
+    assert whole > 50 * encoder.tokenizer.max_token_chars
+    assert whole - of_tools < 50
 
 
 async def test_a_prediction_is_cut_before_anything_is_made_of_it(opened):
@@ -132,7 +139,7 @@ async def test_a_prediction_is_cut_before_anything_is_made_of_it(opened):
     assert cut == encoder.tokenizer.encode(words)[:5]
     assert len(await encoder.encode("x" * 30 * MB, context=100, param="x", truncate=True)) == 100
     assert await encoder.encode("Hi", context=100, param="x", truncate=True) == encoder.tokenizer.encode("Hi")
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize(

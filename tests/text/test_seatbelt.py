@@ -31,7 +31,10 @@ def test_it_confines_what_follows(program):
     assert seatbelt.command(path) == [str(path), "-p", seatbelt.profile()]
 
 
-@pytest.mark.parametrize("script", ["echo no such rule >&2; exit 65", "exec false"])
+REFUSES_A_JOB = 'case "$*" in *grammar_job*) exit 1;; esac; shift 2; exec "$@"'
+
+
+@pytest.mark.parametrize("script", ["echo no such rule >&2; exit 65", "exec false", REFUSES_A_JOB])
 def test_a_node_starts_without_it_if_python_fails_in_it(program, caplog, script):
     assert seatbelt.command(program(script)) == []
     assert "without macOS's Seatbelt" in caplog.text
@@ -51,3 +54,11 @@ def test_homes_are_closed_but_for_python_and_private_folders(monkeypatch, tmp_pa
     assert f'(subpath "{written}/venv")' in rules[opened]
     assert f'(subpath "{Path(node.__file__).parent}")' in rules[opened]
     assert all(rule.count("(") == rule.count(")") for rule in rules)
+
+
+def test_the_folder_of_a_clone_may_be_listed_and_nothing_else_there_read():
+    """Python finds the package in it, while a rule closes the home that it is in."""
+    (folder,) = (Path(path).resolve().parent for path in node.__path__)
+    rules = seatbelt.profile().split("\n")
+    assert f'(allow file-read-data (literal "{folder}"))' in rules
+    assert not any(f'(subpath "{folder}")' in rule for rule in rules)

@@ -80,3 +80,14 @@ def test_a_mark_cut_apart_by_a_template_does_not_join_into_control():
     half = marks.wrap("<e>tail")[:2]
     segments = list(marks.segments(f"<|a|>{half}"))
     assert segments == [Segment("<|a|>", typed=False), Segment("<", typed=True)]
+
+
+def test_a_control_string_that_means_more_is_spelled_out_unless_a_user_typed_it():
+    controls = [ControlString("<i>", meaning="\n\n<i><p></i>\n\n"), ControlString("<p>"), ControlString("</i>")]
+    marks = Marks(controls, "<i>")
+    rendered = f"user\n<i>{marks.wrap('what is <i>?')}<i>"
+    assert list(marks.segments(rendered)) == [
+        Segment("user\n\n\n<i><p></i>", typed=False),
+        Segment("\n\nwhat is <i>?\n\n", typed=True),
+        Segment("<i><p></i>\n\n", typed=False),
+    ]

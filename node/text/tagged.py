@@ -1,0 +1,112 @@
+"""Arguments between tags, as Qwen3-Coder, GLM and MiniMax write them in calls: a text as it is, all else in JSON."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from node.core.errors import BadRequest
+
+_NOTES = frozenset({"title", "description", "default", "examples", "deprecated"})
+"""Keywords that do not say what a schema accepts."""
+_OF_ALL = _NOTES | {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "$defs",
+    "definitions",
+    "$schema",
+    "strict",
+}
+NAME = r'[^<>"=\s]+'
+"""An expression for the names of arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a function, and how its value is written."""
+
+    name: str
+    schema: Mapping[str, Any]
+    required: bool
+    words: Sequence[str] | None
+    """The texts that it may be; without any, it may be each text. None: it is written in JSON."""
+    nullable: bool = False
+    """Whether the text `null` is null."""
+
+
+def arguments_of(parameters: Mapping[str, Any]) -> Sequence[Argument]:
+    """The arguments that a schema describes, in its order. Raises BadRequest if it does not describe them one by one."""
+    properties, names = parameters.get("properties", {}), parameters.get("required", [])
+    if (
+        not isinstance(properties, Mapping)
+        or not isinstance(names, list | tuple)
+        or not all(isinstance(each, str) for each in names)
+    ):
+        raise BadRequest("The parameters of a function have 'properties', an object, and 'required', a list of names.")
+    required = set(names)
+    if unknown := sorted(required - properties.keys()):
+        raise BadRequest(f"The required {unknown[0]!r} is not described in 'properties'.")
+    more = sorted(parameters.keys() - _OF_ALL) or ["additionalProperties"] * bool(
+        parameters.get("additionalProperties")
+    )
+    if more:
+        raise BadRequest(f"This model writes each argument by itself, so '{more[0]}' of all can't be followed.")
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    return [_argument(name, schema, shared, required=name in required) for name, schema in properties.items()]
+
+
+def _argument(name: str, schema: Any, shared: Mapping[str, Any], *, required: bool) -> Argument:
+    if not re.fullmatch(NAME, name):
+        raise BadRequest(f"This model can't write an argument with the name {name!r}.")
+    said = {key: value for key, value in schema.items() if key not in _NOTES} if isinstance(schema, Mapping) else {}
+    match said:
+        case {"type": "string", **more} if not more:
+            return Argument(name, schema, required, ())
+        case {"type": ["string", "null"] | ["null", "string"], **more} if not more:
+            return Argument(name, schema, required, (), nullable=True)
+        case {"anyOf": [{"type": "string", **text}, {"type": "null"}], **more} if not more and text.keys() <= _NOTES:
+            return Argument(name, schema, required, (), nullable=True)
+        case {"enum": [*words], **more} if (
+            words
+            and more in ({}, {"type": "string"})
+            and all(isinstance(word, str) and _is_word(word) for word in words)
+        ):
+            return Argument(name, schema, required, words)
+    if not isinstance(schema, Mapping):
+        return Argument(name, {} if schema is True else {"not": {}}, required, None)
+    return Argument(name, {**schema, **shared}, required, None)
+
+
+def _is_word(text: str) -> bool:
+    """Whether a text can be told from the tags around it."""
+    return bool(text) and not re.search(r"[<>\n]", text)
+
+
+def read_arguments(text: str, at: int, pair: re.Pattern[str], known: Iterable[Argument]) -> tuple[dict[str, Any], int]:
+    """The arguments from a place in a text on, and where they end. `pair`: a name and a value. Raises ValueError if one of
+    them is unknown, or is neither a text nor JSON.
+    """
+    arguments, found = {each.name: each for each in known}, dict[str, Any]()
+    while match := pair.match(text, at):
+        name, written, at = match[1], match[2], match.end()
+        if name not in arguments:
+            raise ValueError(f"there is no argument {name}")
+        found[name] = _value(arguments[name], written)
+    return found, at
+
+
+def _value(argument: Argument, written: str) -> Any:
+    if argument.words is not None:
+        return None if argument.nullable and written == "null" else written
+    # A text with a pattern, say, is bound to be JSON; one that is not bound comes as it is.
+    is_text = argument.schema.get("type") == "string"
+    try:
+        value = json.loads(written)
+    except ValueError:
+        if not is_text:
+            raise
+        return written
+    return written if is_text and not isinstance(value, str) else value
