@@ -1,13 +1,18 @@
-"""A common interface to mlx-lm's cache classes."""
+"""A common interface to the cache classes of mlx-lm and of mlx-vlm.
+
+mlx-vlm has copies of mlx-lm's, with the same attributes, and a class of its own for pools: KV of several tokens in one. So what a
+cache is, its attributes tell, not its class.
+"""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from node.core.models import KvCost
 from node.engine.quantized_kv import quantized
@@ -25,25 +30,39 @@ def empty_caches(model: Module, kv_bits: int) -> list[Any]:
     return [quantized(cache, kv_bits) for cache in caches] if kv_bits else caches
 
 
+def is_recurrent(part: Any) -> bool:
+    """Whether the cache is an ArraysCache: states of a fixed size, which each step replaces."""
+    return isinstance(getattr(part, "cache", None), list)
+
+
+def is_pool(part: Any) -> bool:
+    """Whether the cache is a PoolingCache: one row for each `ratio` tokens, and those tokens that are no row yet."""
+    return hasattr(part, "pooled")
+
+
+def _is_list(cache: Any) -> bool:
+    return hasattr(cache, "caches")
+
+
 def kind(cache: Any) -> tuple[Any, ...]:
     """Key of caches that are at the same position at the beginning of each step, so each gives the same masks."""
-    if isinstance(cache, CacheList):
+    if _is_list(cache):
         return (type(cache), *(kind(part) for part in cache.caches))
-    slots = len(cache.cache) if isinstance(cache, ArraysCache) else 0
-    return (type(cache), slots, *(getattr(cache, name, None) for name in ("max_size", "keep", "chunk_size")))
+    slots = len(cache.cache) if is_recurrent(cache) else 0
+    return (type(cache), slots, *(getattr(cache, name, None) for name in ("max_size", "keep", "chunk_size", "ratio")))
 
 
 def parts(caches: Iterable[Any]) -> Iterator[Any]:
     """Yield the caches, and in place of a CacheList those in it."""
     for cache in caches:
-        if isinstance(cache, CacheList):
+        if _is_list(cache):
             yield from parts(cache.caches)
         else:
             yield cache
 
 
 def can_merge(part: Any) -> bool:
-    """Whether mlx-lm can batch this cache with others."""
+    """Whether this cache can be batched with others."""
     return hasattr(part, "merge") or hasattr(part, "extend")
 
 
@@ -54,11 +73,11 @@ def batched(cache: Any) -> Any:
 
 def single(cache: Any, row: int) -> Any:
     """Copy one row, as the cache of a session that is alone."""
-    if isinstance(cache, CacheList):
+    if _is_list(cache):
         alone = copy.copy(cache)
         alone.caches = tuple(single(part, row) for part in cache.caches)
         return alone
-    if isinstance(cache, ArraysCache):  # its `extract` fails on empty slots
+    if is_recurrent(cache):  # its `extract` fails on empty slots
         alone = copy.copy(cache)
         alone.cache = [None if slot is None else slot[row : row + 1] for slot in cache.cache]
         alone.left_padding = alone.lengths = None
@@ -68,33 +87,50 @@ def single(cache: Any, row: int) -> Any:
 
 def cut(caches: Iterable[Any]) -> None:
     """Give back what trimmed caches have allocated beyond their last token."""
-    for part in parts(caches):
-        if type(part) is KVCache and not part.empty():
-            part.keys, part.values = map(mx.contiguous, part.keys_and_values())
+    for part in map(_kv, parts(caches)):
+        if type(part).__name__ == "KVCache" and not part.empty():
+            part.keys, part.values = map(mx.contiguous, keys_and_values(part))
+
+
+def _kv(part: Any) -> Any:
+    """The cache itself, or in MiniMax M3's the one beside the keys of its index."""
+    return getattr(part, "kv_cache", part)
+
+
+def keys_and_values(part: Any) -> tuple[mx.array, mx.array]:
+    """Those of the tokens that a cache has, without what it has allocated beyond the last one."""
+    part = _kv(part)
+    keys, values = part.keys_and_values() if hasattr(part, "keys_and_values") else part.state[:2]
+    return keys, values
 
 
 def can_go_back(part: Any) -> bool:
-    """Whether the cache can be trimmed to any earlier position; windows cannot, as they drop old tokens."""
-    return part.is_trimmable() and not any(getattr(part, name, None) for name in ("max_size", "chunk_size"))
+    """Whether the cache can be trimmed to any earlier position; windows cannot, as they drop old tokens, nor pools."""
+    return part.is_trimmable() and not any(getattr(part, name, None) for name in ("max_size", "chunk_size", "ratio"))
 
 
 def can_step_back(part: Any) -> bool:
-    """Whether a step of one token can be taken back: by trimming, or for recurrent states by keeping the old ones."""
-    return isinstance(part, ArraysCache) or can_go_back(part)
+    """Whether a step of one token can be taken back: by trimming, or for recurrent states and pools by keeping the old ones."""
+    return is_recurrent(part) or is_pool(part) or can_go_back(part)
 
 
 def begin_step_back(caches: Iterable[Any]) -> Undo:
-    """A step begins; the result takes its last token back. It may have several if all parts can be trimmed. Unless `can_step_back`, the step copies what it changes: the
-    window of each cache that drops old tokens.
+    """A step begins; the result takes its last token back. It may have several if all parts can be trimmed. Unless
+    `can_step_back`, the step copies what it changes: the window of each cache that drops old tokens.
     """
-    return [_undo(part) for part in parts(caches)]
+    each = list(parts(caches))
+    if all(map(can_go_back, each)):
+        return [partial(part.trim, 1) for part in each]
+    return [_undo(part) for part in each]
 
 
 def _undo(part: Any) -> Callable[[], object]:
-    if can_go_back(part):
-        return partial(part.trim, 1)
-    if not isinstance(part, ArraysCache):
-        return partial(vars(part).update, {name: _alias(value) for name, value in vars(part).items()})
+    if not isinstance(part, ArraysCache):  # mlx-lm's
+        # KV stays where it is: what is behind the offset does not count. Not each step may have appended any.
+        stays = ("keys", "values") if can_go_back(part) else ()
+        return partial(
+            vars(part).update, {name: _alias(value) for name, value in vars(part).items() if name not in stays}
+        )
     # Padding and lengths are changed in place, so they are copied; states are replaced.
     state = list(part.cache), *(None if count is None else count + 0 for count in (part.left_padding, part.lengths))
     return partial(setattr, part, "state", state)
@@ -110,7 +146,9 @@ def _alias(value: Any) -> Any:
 def advance_shadows(shadows: Iterable[Any], rows: int, length: int) -> None:
     """Advance shadows, caches that no layer of this stage fills, by one step."""
     for part in parts(shadows):
-        if isinstance(part, ArraysCache):
+        if is_pool(part):
+            continue  # only its own layer asks it
+        if is_recurrent(part):
             part.cache = [mx.zeros((rows, 1)) if slot is None else slot for slot in part.cache]
             part.advance(length)
         else:
@@ -124,24 +162,33 @@ def states(caches: Iterable[Any]) -> list[Any]:
 
 def cost(caches: Iterable[Any]) -> KvCost:
     """Bytes of one session's caches, computed from shapes after a short step, which need not be evaluated."""
-    per_token = fixed = 0
-    windows = set()
+    fixed = 0
+    rows = Counter[int]()
+    """Bytes of a token, by the number of tokens that are kept; 0: all."""
     for part in parts(caches):
-        if isinstance(part, ArraysCache):
+        if is_recurrent(part):
             fixed += 2 * part.nbytes  # the state before a step is kept as long as the step may be taken back
-        elif part.keys is not None:
-            row = part.nbytes // part.keys.shape[2]
-            # mlx-lm allocates in steps of 256 tokens; while a step is appended, a window exceeds its size.
+        elif is_pool(part):
+            if part.buf_kv is not None:
+                fixed += 2 * (part.buf_kv.nbytes + part.buf_gate.nbytes)
+                # A row of the pool is no larger than one of the buffer.
+                rows[0] += -(-part.buf_kv.nbytes // part.ratio**2)
+        elif _kv(part).keys is not None:
+            row = part.nbytes // _kv(part).keys.shape[2]
+            # Caches are allocated in steps of 256 tokens; while a step is appended, a window exceeds its size.
             fixed += row * type(part).step
-            per_token += row
-            windows.add(getattr(part, "max_size", None) or getattr(part, "chunk_size", None) or 0)
+            rows[getattr(part, "max_size", None) or getattr(part, "chunk_size", None) or 0] += row
+    if rows[0]:  # beside what grows, windows count as if they were full
+        fixed += sum(window * row for window, row in rows.items())
+        rows = Counter({0: rows[0]})
+    window = next(iter(rows)) if len(rows) == 1 else 0
     # int(): a config may have `true` in place of a number, which a heartbeat cannot carry.
-    return KvCost(int(per_token), int(fixed), int(windows.pop()) if len(windows) == 1 else 0)
+    return KvCost(int(rows.total()), int(fixed), int(window))
 
 
 def head_sizes(caches: Iterable[Any]) -> set[tuple[int, int]]:
     """Sizes of a key and of a value of one head, in each cache that has any; after a short step."""
-    kept = [part for part in parts(caches) if not isinstance(part, ArraysCache) and part.keys is not None]
+    kept = [part for part in map(_kv, parts(caches)) if getattr(part, "keys", None) is not None]
     return {(part.keys.shape[-1], part.values.shape[-1]) for part in kept}
 
 

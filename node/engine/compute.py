@@ -146,7 +146,7 @@ class Compute:
             try:
                 return next(pieces)
             except StopIteration as end:  # a future cannot raise it
-                return end
+                return end.with_traceback(None)  # which has frames that have it: a cycle would keep the result for long
 
         try:
             while not isinstance(found := await self.run(piece), StopIteration):

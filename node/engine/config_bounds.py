@@ -29,8 +29,10 @@ def check_config(config: Mapping[str, Any]) -> None:
     found = dict.fromkeys(_MAX, 0)
     for name, value in _numbers(config):
         *before, last = name.split("_")
-        kind = last.removesuffix("s")  # layer of `num_hidden_layers`, expert of `moe_n_experts`
-        if kind in _MAX and not {"num", "n"}.isdisjoint(before):
+        kind = (
+            "layer" if name in ("depth", "layers") else last.removesuffix("s")
+        )  # of `num_hidden_layers`, `moe_n_experts`
+        if kind in _MAX and (not before or not {"num", "n"}.isdisjoint(before)):
             _check_number(name, value, _MAX[kind])
             found[kind] = max(found[kind], value)
         elif "max_" not in name:  # some configs have 10**30 as the maximum length, which `max_context` bounds

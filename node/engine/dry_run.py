@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map_with_path
-from mlx_lm.models.cache import ArraysCache
 
 from node.core.errors import ModelUnsupported
-from node.engine.caches import parts
+from node.engine.caches import is_pool, is_recurrent, parts
 from node.engine.ghosts import LayerProxy, fill, find_layers, pattern_of, rest_of
 from node.engine.graph import arrays_in, sources, weights_in
 
 ROWS, LENGTH = -1, -2
-_FEW, _PREFILL, _LONG, _DECODE = 2, 5, 20_000, 1
-"""Lengths of the steps: models may run other code for a decode, and for a prompt that is longer than a window."""
+_FEW, PROMPT, _LONG, _DECODE = 2, 9, 20_000, 1
+"""Lengths of the steps: models may run other code for a decode, for a few tokens (mlx-vlm's: up to 8), and for a prompt that is
+longer than a window."""
 _CHOICE = re.compile(r"top_?k")
 _SHORT, _LEAST_CHOICE = 4, 16
 """Few tokens have no choice, and those of the other steps have one. No layer chooses among so many experts."""
@@ -37,13 +37,18 @@ def with_short_choices(config: Mapping[str, Any]) -> dict[str, Any]:
     makes them, as a long context does: layers may share them.
     """
 
-    def shorten(name: str, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: shorten(key, each) for key, each in value.items()}
-        is_choice = isinstance(value, int) and value > _LEAST_CHOICE and _CHOICE.search(name)
-        return _SHORT if is_choice else value
+    def shortened(part: Mapping[str, Any]) -> dict[str, Any]:
+        pool = part.get("index_kpool")
+        fewest = _SHORT * pool if isinstance(pool, int) else _SHORT  # chosen are pools of tokens
+        return {name: shorten(name, value, fewest) for name, value in part.items()}
 
-    return {name: shorten(name, value) for name, value in config.items()}
+    def shorten(name: str, value: Any, fewest: int) -> Any:
+        if isinstance(value, Mapping):
+            return shortened(value)
+        is_choice = isinstance(value, int) and value > max(_LEAST_CHOICE, fewest) and _CHOICE.search(name)
+        return fewest if is_choice else value
+
+    return shortened(config)
 
 
 class DryRun:
@@ -83,7 +88,7 @@ class DryRun:
         live[:] = [LayerProxy(layer, self._record) for layer in layers]
         tokens: list[mx.array] = []
         logits = []
-        for length in (_FEW, _PREFILL, _LONG, _DECODE):
+        for length in (_FEW, PROMPT, _LONG, _DECODE):
             if length == _LONG and self._is_slow(tokens[0]):
                 continue
             for self._watched in (None, set()):
@@ -129,11 +134,13 @@ class DryRun:
         self._read_on_host |= {(key, index) for key in new - given if (key, index) != (_TOKENS, 1)}
 
     def _is_slow(self, tokens: mx.array) -> bool:
-        """Whether the dry run takes time for each token: with recurrent layers, whose code loops over the tokens, and
-        if the model evaluates its first layer's input (dbrx), which then has no graph.
+        """Whether the dry run takes time for each token: with recurrent layers, whose code loops over the tokens, with pools, from
+        which mlx-vlm chooses block by block, and if the model evaluates outputs of layers, or its first layer's input (dbrx), which
+        then has no graph.
         """
-        recurrent = any(isinstance(part, ArraysCache) for part in parts(self._caches))
-        return recurrent or not sources(self._outputs[0][:1], [tokens])[0]
+        loops = any(is_recurrent(part) or is_pool(part) for part in parts(self._caches))
+        evaluates = bool((self._watched or set()) - {_TOKENS})
+        return loops or evaluates or not sources(self._outputs[0][:1], [tokens])[0]
 
     def _record(self, layer: Module, *args: Any, **kwargs: Any) -> Any:
         index = len(self._outputs[-1])
@@ -200,6 +207,8 @@ class DryRun:
         crossing = {key for needs in self._needs[cut:] for key in needs if key[0] < cut}
         leaves = tuple(sorted(leaf for _, leaf in crossing))
         if not leaves or any(layer != cut - 1 for layer, _ in crossing):
+            return None
+        if any(len(step[cut - 1]) <= leaves[-1] for step in self._outputs):  # in a short context there is no choice
             return None
         # An array without these axes grows with the context like a cache, so it is not sent.
         return leaves if all({ROWS, LENGTH} <= set(shape) for shape in self.shapes(cut, leaves)) else None

@@ -114,6 +114,7 @@ class PartialModel:
         self._model = model
         self._live = find_layers(model)
         self._originals = layers
+        self._end = end
         self._enter = carried.get(start, ())
         self._leave = carried.get(end, ())
         self._received: dict[int, mx.array] = {}
@@ -124,12 +125,22 @@ class PartialModel:
             for k, (original, pattern) in enumerate(zip(layers, patterns, strict=True))
         ]
 
-    def __call__(self, tokens: mx.array, caches: list[Any], received: Sequence[mx.array] = ()) -> tuple[mx.array, ...]:
-        """Run the layers on tokens, int32 [rows, length], which may be zeros if the layers do not read them. Returns the
-        arrays for the next layer, or of a tail the logits [rows, length, vocabulary].
+    def __call__(
+        self,
+        tokens: mx.array,
+        caches: list[Any],
+        received: Sequence[mx.array] = (),
+        changes: Sequence[Callable[[mx.array], mx.array]] = (),
+    ) -> tuple[mx.array, ...]:
+        """Run the layers on tokens, int32 [rows, length], which may be zeros if the layers do not read them. `changes`: of the
+        outputs of the first layers, which are this stage's. Returns the arrays for the next layer, or of a tail the logits
+        [rows, length, vocabulary].
         """
         self._received = dict(zip(self._enter, received, strict=True))
         self._live[:] = self._layers
+        for k, change in enumerate(changes):
+            changed: Any = LayerProxy(self._originals[k], partial(_changed, change))
+            self._live[k] = LayerProxy(changed, self._last) if k == self._end - 1 else changed
         try:
             output = self._model(tokens, cache=caches)
         except Reached as reached:
@@ -145,6 +156,10 @@ class PartialModel:
 
     def _ghost(self, pattern: Any) -> Callable[..., Any]:
         return lambda _original, *_args, **_kwargs: fill(pattern, self._received)
+
+
+def _changed(change: Callable[[mx.array], mx.array], original: Module, *args: Any, **kwargs: Any) -> mx.array:
+    return change(original(*args, **kwargs))
 
 
 Place = tuple[Module, str, Module]
@@ -170,7 +185,7 @@ def around_layers(model: Module) -> list[Place]:
 def changed_output(place: Place, change: Callable[[mx.array], mx.array]) -> Iterator[None]:
     """Inside, a module returns what this makes of its output."""
     parent, name, module = place
-    parent[name] = LayerProxy(module, lambda original, *args: change(original(*args)))
+    parent[name] = LayerProxy(module, partial(_changed, change))
     try:
         yield
     finally:

@@ -144,6 +144,10 @@ class Lanes:
         """Bytes of all lanes and prefixes."""
         return sum(caches.total_bytes(lane.caches) for lane in (*self._lanes.values(), *self._prefixes.values()))
 
+    @property
+    def has_sessions(self) -> bool:
+        return bool(self._lanes)
+
     def apply(self, op: CacheOp) -> None:
         """Apply one cache operation; Store changes none. Raises PippinError when it does not fit; the caches are then unchanged."""
         if isinstance(op, Open | Keep | Reuse) and len(self._lanes) + len(self._prefixes) >= _MAX_CACHES:

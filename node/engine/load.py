@@ -3,49 +3,40 @@
 Loading is divided into pieces, as the node's other rings compute in the same thread.
 """
 
-import json
 import logging
 import time
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
-from mlx_lm.utils import _get_classes, load_model
 
 from node.core.errors import ModelBroken, ModelUnsupported, naming
-from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import TensorHeader
 from node.core.units import format_bytes
 from node.engine.architectures import UNPROVEN_ON_METAL
 from node.engine.device import PIECE_S, is_metal, release_memory
 from node.engine.ghosts import find_layers
 from node.engine.graph import sources, weights_in
-from node.engine.mtp import Mtp, find_mtp, with_ends
+from node.engine.lazy_model import examples, load_lazily
+from node.engine.mtp import find_mtp
+from node.engine.mutual import Mutual
 from node.engine.plan import Plan, make_plan
 from node.engine.rotation import Rotation
 from node.engine.stage import Stage, Weight
-from node.engine.tower import Tower
 from node.engine.warm_up import warm_up
 from node.engine.wiring import Wiring
 from node.model.config import read_config, read_picture_form
 from node.model.picture_form import PictureForm
-from node.model.weights import is_tower
 
 log = logging.getLogger(__name__)
 
 _MAX_GROUP = 256 * 2**20
 """Maximum bytes of the tensors that are read at once. MLX has four threads that read, and each reads up to 32 MB of a
 tensor at a time."""
-
-_DTYPES = {
-    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
-    "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32,
-    "C64": mx.complex64, "F8_E4M3": mx.uint8, "F8_E8M0": mx.uint8,
-}  # fmt: skip
-"""MLX's dtype for each dtype of safetensors; MLX loads no others."""
 
 
 def load_stage(
@@ -59,8 +50,8 @@ def load_stage(
     unproven: bool = False,
     loaded: Sequence[Stage] = (),
 ) -> Generator[float, None, Stage]:
-    """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head. The layer after
-    the last one is the MTP layer, of which the stage is a model of its own, see node.engine.mtp.
+    """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head. From the layer after
+    the last one on it is the MTP layer, of which the stage is a model of its own, see node.engine.mtp.
 
     Only the files with these weights need to be there. `tensors`: all tensors of the model, by name. `kv_bits`: bits of
     a number of the KV, or 0 for the dtype of the activations. `wiring`: of the weights; None: they are not wired.
@@ -73,61 +64,91 @@ def load_stage(
     config, size = read_config(directory), sum(tensor.nbytes for tensor in tensors.values())
     mtp = find_mtp(config, tensors)
     if is_mtp := mtp is not None and start == mtp.layers:
-        config, start, end = mtp.config, 0, 1
+        config = mtp.config
     plan = make_plan(config, size, kv_bits, unproven=unproven)
+    if is_mtp:
+        start, end = 0, plan.layers
     plan.check_stage(start, end)
     _warn_if_unproven(directory.name, plan.model_type)
     yield 0.0
     scalars: dict[mx.Dtype, mx.array] = {}
     form = None if is_mtp else read_picture_form(directory, config)
-    model = _load_lazily(directory, tensors, scalars, mtp, is_mtp=is_mtp, form=form if start == 0 else None)
-    if form and form.in_axes:
-        _prepare_axes(model, directory, start, end, config)
+    model = load_lazily(directory, tensors, scalars, mtp, is_mtp=is_mtp, form=form if start == 0 else None)
+    if form:
+        _place(model, form, directory, start, end, config)
     own = own_weights(model, plan, start, end)
     free_others(model, own)
     # An MTP layer is a model of its own, with names that are those of other weights in the whole one.
     weights = {} if is_mtp else _take(model, own, loaded)
     loaded = ()  # they may be unloaded meanwhile
     unread = {name: weight for name, weight in own.items() if name not in weights}
-    stand_ins = list(scalars.values())
-    if stand_ins and sources([list(unread.values())], stand_ins)[0]:
-        lacking = [name for name, weight in unread.items() if sources([[weight]], stand_ins)[0]]
+    if lacking := _made_of(list(scalars.values()), unread):
         raise ModelBroken(
             f"{directory.name}: the files of layers {start}-{end - 1} are not all here: "
-            f"{len(lacking)} of {len(own)} tensors are in others: {_examples(lacking, tensors)}"
+            f"{len(lacking)} of {len(own)} tensors are in others: {examples(lacking, tensors)}"
         )
     del own
     layer_of = _layers_of(model)
     yield 0.0
-    wired = 0
-    try:
+    with _whole_or_freed(model, unread, wiring) as wired:
         for share, group, newly_wired in _read(unread, directory, wiring):
-            wired += newly_wired
+            wired.append(newly_wired)
             weights |= _held(group, newly_wired, layer_of)
             del group
             yield share
+        _check_tables(unread, config)
         try:
             yield from warm_up(model, plan, start, end)
         except (IndexError, KeyError, TypeError, ValueError) as error:  # a RuntimeError may be the device's own
             raise ModelBroken(f"Layers {start}-{end - 1} of {directory.name} cannot be computed: {error!r}") from error
+    return Stage(model, plan, start, end, weights)
+
+
+def _made_of(stand_ins: Sequence[mx.array], weights: Mapping[str, mx.array]) -> list[str]:
+    """The weights that are computed from a stand-in for a tensor that is not here."""
+    if not stand_ins or not sources([list(weights.values())], stand_ins)[0]:
+        return []
+    return [name for name, weight in weights.items() if sources([[weight]], stand_ins)[0]]
+
+
+@contextmanager
+def _whole_or_freed(model: Module, unread: dict[str, mx.array], wiring: Wiring | None) -> Iterator[list[int]]:
+    """Frees all memory if a load fails, or is closed. Yields the bytes that were wired, one number a group."""
+    wired: list[int] = []
+    try:
+        yield wired
     except BaseException:  # GeneratorExit, too
         unread.clear()
         for _ in release_memory([model]):
             pass
-        if wiring and wired:
-            wiring.release(wired)
+        if wiring and any(wired):
+            wiring.release(sum(wired))
         raise
-    return Stage(model, plan, start, end, weights)
 
 
-def _prepare_axes(model: Any, directory: Path, start: int, end: int, config: Mapping[str, Any]) -> None:
-    """Without positions in three axes, the model has no use of its tower."""
+def _place(model: Any, form: PictureForm, directory: Path, start: int, end: int, config: Mapping[str, Any]) -> None:
+    """Have the layers know where pictures are. Without positions in three axes, the model has no use of its tower."""
+    if not form.in_axes:
+        if form.mutual != "none":
+            model.placing = Mutual(form.mutual)
+        return
     try:
-        model.rotation = Rotation(list(find_layers(model))[start:end], config.get("text_config") or config)
+        model.placing = Rotation(list(find_layers(model))[start:end], config.get("text_config") or config)
     except ModelUnsupported as error:
         log.warning("%s takes no pictures here: %s", directory.name, error)
         if "tower" in model:
             del model.tower
+
+
+def _check_tables(weights: Mapping[str, mx.array], config: Mapping[str, Any]) -> None:
+    """DeepSeek V4's weights name the experts of a token, and MLX computes beyond the ends of arrays if asked to. Raises ModelBroken."""
+    experts = int(config.get("n_routed_experts") or 0)
+    for name, table in weights.items():
+        if not name.endswith("tid2eid"):
+            continue
+        least, most = (int(of(table).item()) for of in (mx.min, mx.max))  # type: ignore[arg-type]
+        if least < 0 or most >= experts:
+            raise ModelBroken(f"{name} names experts beyond the {experts} that there are.")
 
 
 def _warn_if_unproven(model: str, architecture: str) -> None:
@@ -140,124 +161,6 @@ def _warn_if_unproven(model: str, architecture: str) -> None:
             architecture,
             kernel,
         )
-
-
-def _load_lazily(
-    directory: Path,
-    tensors: Mapping[str, TensorHeader],
-    scalars: dict[mx.Dtype, mx.array],
-    mtp: Mtp | None,
-    *,
-    is_mtp: bool,
-    form: PictureForm | None,
-) -> Module:
-    """Load the complete model with mlx-lm, or its MTP layer, without reading weights. `mtp`: the layer, if the model has one. With
-    a `form` of pictures it has a `tower`, if mlx-vlm is here.
-
-    A tensor whose file is missing is replaced by a broadcast one of the `scalars`: mlx-lm guesses a checkpoint's
-    format, and which modules are quantized, from the tensors that it gets.
-
-    Raises ModelBroken unless the files have exactly the tensors of the model.
-    """
-    held = _lazy_tensors(directory, tensors, scalars)
-    of_tower = {name: tensor for name, tensor in held.items() if is_tower(name)} if form else {}
-
-    def classes(config: dict[str, Any]) -> tuple[type[Module], type]:
-        base, args = _get_classes(config)
-
-        class Checked(base):  # type: ignore[misc, valid-type]
-            def __init__(self, arguments: Any) -> None:
-                super().__init__(arguments)
-                if mtp and is_mtp:
-                    with_ends(self, mtp)
-
-            def sanitize(self, _weights: dict[str, mx.array]) -> dict[str, mx.array]:
-                sanitize = getattr(super(), "sanitize", None)
-                if mtp and is_mtp:
-                    return mtp.sanitized(sanitize, held)
-                kept = mtp.without(held) if mtp else held
-                found: dict[str, mx.array] = sanitize(kept) if sanitize else kept
-                return found
-
-            def load_weights(self, weights: list[tuple[str, mx.array]], *, strict: bool = True) -> Module:
-                _check_tensors(directory, tensors, dict(weights), dict(weights_in(self)))
-                loaded: Module = super().load_weights(weights, strict=strict)
-                return loaded
-
-        return Checked, args
-
-    model: Module
-    try:
-        model, _ = load_model(
-            directory,
-            lazy=True,
-            strict=False,
-            model_config=mtp.config if mtp and is_mtp else None,
-            get_model_classes=classes,
-        )
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelBroken(f"A small file of {directory.name} is damaged: {naming(error, directory)}") from error
-    except ValueError as error:
-        raise ModelUnsupported(f"mlx-lm cannot load {directory.name}: {naming(error, directory)}") from error
-    except MLX_ERRORS as error:
-        raise ModelBroken(
-            f"The weights of {directory.name} cannot be loaded: {naming(repr(error), directory)}"
-        ) from error
-    finally:
-        held.clear()  # the model's class refers to it
-    if form and of_tower:
-        try:
-            model.tower = Tower(read_config(directory), form, of_tower)
-        except (ModelUnsupported, ModelBroken) as error:
-            log.warning("%s takes no pictures here: %s", directory.name, error)
-    return model
-
-
-def _lazy_tensors(
-    directory: Path, tensors: Mapping[str, TensorHeader], scalars: dict[mx.Dtype, mx.array]
-) -> dict[str, mx.array]:
-    """All tensors of the model, not read yet, with stand-ins for those in missing files."""
-    held: dict[str, mx.array] = {}
-    for file in sorted({tensor.file for tensor in tensors.values()}):
-        if (directory / file).is_file():
-            try:
-                held |= cast(dict[str, mx.array], mx.load(str(directory / file)))
-            except MLX_ERRORS as error:
-                raise ModelBroken(f"{file} of {directory.name} cannot be loaded: {naming(error, directory)}") from error
-    for name, tensor in tensors.items():
-        if name not in held:
-            dtype = _DTYPES.get(tensor.dtype)
-            if dtype is None:
-                raise ModelUnsupported(f"MLX cannot load {name} of {directory.name}, which is in {tensor.dtype}.")
-            held[name] = mx.broadcast_to(scalars.setdefault(dtype, mx.zeros((), dtype)), tensor.shape)
-    return held
-
-
-def _check_tensors(
-    directory: Path, tensors: Mapping[str, TensorHeader], given: Mapping[str, mx.array], taken: Mapping[str, mx.array]
-) -> None:
-    """Raises ModelBroken unless the `given` tensors have the names and shapes of the model's, which are `taken`."""
-    if missing := [name for name in taken if name not in given]:
-        raise ModelBroken(
-            f"{directory.name} lacks {len(missing)} of {len(taken)} tensors: {_examples(missing, tensors)}"
-        )
-    if surplus := [name for name in given if name not in taken]:
-        raise ModelBroken(
-            f"{directory.name} has {len(surplus)} tensors that the model of its config.json does not take: "
-            f"{_examples(surplus, tensors)}",
-            hint="Fetch the model again, or check that config.json belongs to these files.",
-        )
-    for name, value in given.items():
-        if value.shape != taken[name].shape:
-            raise ModelBroken(
-                f"{directory.name}: tensor {_examples([name], tensors)} has shape {value.shape} instead of "
-                f"{taken[name].shape}."
-            )
-
-
-def _examples(names: Sequence[str], tensors: Mapping[str, TensorHeader]) -> str:
-    """The first names, with their files, for an error."""
-    return ", ".join(f"{name} (in {tensors[name].file})" if name in tensors else name for name in names[:3])
 
 
 def own_weights(model: Module, plan: Plan, start: int, end: int) -> dict[str, mx.array]:

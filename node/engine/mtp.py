@@ -1,18 +1,18 @@
 """The layer for multi-token prediction (MTP) that some models bring: from a token's hidden states, and from the token after
-it, it guesses the one after that.
+it, it guesses the one after that. In Nemotron-H it is several layers: one of attention, and one of experts.
 
 With E the embedding of the next token, and h the hidden states that the model's last layer gave, or its final norm:
 
     x = projection([norm_e(E); norm_h(h)])        (MiMo: [norm_h(h); norm_e(E)])
     logits = LM head(norm(layer(x)))              with the model's own embedding and LM head
 
-(DeepSeek-V3, arXiv:2412.19437, section 2.2; Qwen3-Next, GLM-4.5, MiMo and Step-3.5 use the same form.) `layer` is one of the model's own
-kind. So it is loaded as a model of the family with that one layer, whose embedding is replaced by the projection: formats,
-attention and caches are mlx-lm's. What mlx-lm's `sanitize` drops, it gets here as tensors of layer 0.
+(DeepSeek-V3, arXiv:2412.19437, section 2.2; Qwen3-Next, GLM-4.5, MiMo, Step-3.5 and Nemotron-H use the same form.) `layer` is of the
+model's own kinds. So it is loaded as a model of the family that has nothing else, whose embedding is replaced by the projection:
+formats, attention and caches are mlx-lm's. What mlx-lm's `sanitize` drops, it gets here as tensors of layer 0 and those after it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import mlx.core as mx
@@ -27,9 +27,8 @@ from node.engine.plan import mask_what_is_there, parts_of
 
 Sanitize = Callable[[dict[str, mx.array]], dict[str, mx.array]]
 
-_LAYER = "model.layers.0."
-_FUSE = "model.fuse."
-"""Where the one-layer model has the modules before the layer."""
+_FUSE = "fuse."
+"""Where the small model has the modules before its layers."""
 _CHANGES: Mapping[str, Any] = {
     "num_hidden_layers": 1,
     "first_k_dense_replace": 0,
@@ -38,10 +37,16 @@ _CHANGES: Mapping[str, Any] = {
     "mlp_only_layers": [],
 }
 """Make the only layer one of the kind of the MTP layer: attention to all, and experts if the model has any."""
+_KINDS: Mapping[str, str] = {"attention": "*", "full_attention": "*", "moe": "E", "mlp": "-"}
+"""mlx-lm's letters for the kinds of layers that Nemotron-H's MTP may have, by what its configs call them if not so."""
+_PATTERNS = ("hybrid_override_pattern", "layers_block_type", "layer_types")
+"""Where its configs tell the kinds of the model's own layers: the first that there is, as mlx-lm has it."""
 _BY_LAYER = ("layer_types", "rope_theta", "partial_rotary_factors", "swiglu_limits", "swiglu_limits_shared")
 """Lists that may have an entry for each layer, those of MTP behind the model's own: then the only layer gets the first of these."""
 _SHARED = ("embed_tokens.", "shared_head.head.", "shared_head.output.", "transformer.shared_head.output.")
 """Copies of the model's own embedding and LM head in checkpoints."""
+_EMBEDDINGS = ("embed_tokens", "embeddings")
+"""What mlx-lm's models call theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,15 @@ class Family:
     """It takes the hidden states after the model's final norm."""
     zero_centred: bool = False
     """Weights of norms are stored as their difference from one, in checkpoints that are not converted."""
+    several: bool = False
+    """The config tells how many layers it has, and of which kinds. Their tensors have the layer's number after `layer`; {last} in `norm` is
+    the last one's.
+    """
+    trunk: str = "model."
+    """What the names of layers and final norm begin with in mlx-lm's models of the family."""
+    final_norm: str = "norm"
+    eps: str = "rms_norm_eps"
+    """What configs call the number that norms add."""
 
     def begin(self, layers: int, names: Mapping[str, Any]) -> str | None:
         """What the tensors' names begin with in this checkpoint; None if it has no such layer."""
@@ -69,19 +83,20 @@ class Family:
         return next((place for place in places if f"{place}{self.projection}.weight" in names), None)
 
     def renamed(self, name: str) -> str | None:
-        """The name in the one-layer model for the rest of a tensor's name; None for a copy of the model's own."""
+        """The name in the small model for the rest of a tensor's name; None for a copy of the model's own."""
         own = {
             self.embedding_norm: f"{_FUSE}embedding_norm",
             self.hidden_norm: f"{_FUSE}hidden_norm",
             self.projection: f"{_FUSE}projection",
-            self.norm: "model.norm",
+            self.norm: self.final_norm,
         }
         module, _, kind = name.rpartition(".")
         if module in own:
-            return f"{own[module]}.{kind}"
+            return f"{self.trunk}{own[module]}.{kind}"
         if name.startswith(_SHARED):
             return None
-        return _LAYER + name.removeprefix(self.layer)
+        number = "" if self.several else "0."
+        return f"{self.trunk}layers.{number}{name.removeprefix(self.layer)}"
 
 
 _DEEPSEEK = Family(("model.layers.{layers}.",), "", "enorm", "hnorm", "eh_proj", "shared_head.norm")
@@ -102,11 +117,20 @@ _STEP = Family(
     takes_normed=False,
     zero_centred=True,
 )
+_NEMOTRON = Family(
+    ("mtp.",),
+    *("layers.", "layers.0.enorm", "layers.0.hnorm", "layers.0.eh_proj", "layers.{last}.final_layernorm"),
+    several=True,
+    trunk="backbone.",
+    final_norm="norm_f",
+    eps="layer_norm_epsilon",
+)
 _PLAIN = Family(("mtp.",), "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"), _DEEPSEEK),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next"), _QWEN),
     "mimo": _MIMO,
+    "nemotron_h": _NEMOTRON,
     "step3p5": _STEP,
     "llama": _PLAIN,
 }
@@ -124,9 +148,9 @@ class Mtp:
     layers: int
     """Number of the model's layers; the MTP layer follows them."""
     config: dict[str, Any]
-    """Of the one-layer model."""
+    """Of the small model."""
     names: Mapping[str, str]
-    """Of each of its tensors, the name in the one-layer model, by that in the files."""
+    """Of each of its tensors, the name in the small model, by that in the files."""
     copies: frozenset[str]
     """Tensors beside them that are copies of the model's own."""
     is_alone: bool
@@ -134,16 +158,12 @@ class Mtp:
     shifts: bool
     """One has to be added to the weights of norms that mlx-lm's `sanitize` leaves as they are."""
 
-    def is_of_layer(self, name: str) -> bool:
-        """Whether one of its tensors is of the decoder layer."""
-        return self.names[name].startswith(_LAYER)
-
     def without(self, held: Mapping[str, mx.array]) -> dict[str, mx.array]:
         """The tensors of the model itself."""
         return {name: value for name, value in held.items() if name not in self.names and name not in self.copies}
 
     def sanitized(self, sanitize: Sanitize | None, held: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        """Of all tensors of the files, those of the one-layer model, as its class takes them."""
+        """Of all tensors of the files, those of the small model, as its class takes them."""
         given = {new: held[old] for old, new in self.names.items()}
         unchanged = {id(value) for value in given.values()}
         found = sanitize(dict(given)) if sanitize else given
@@ -162,10 +182,14 @@ def find_mtp(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> 
         family = FAMILIES.get(check_supported(config))
     except ModelUnsupported:
         return None
-    part = parts_of(config)[-1]
-    layers = part.get("num_hidden_layers")
-    if family is None or not isinstance(layers, int):
+    if family is None:
         return None
+    part = parts_of(config)[-1]
+    kinds = _kinds(part) if family.several else [""]
+    layers = _pattern_length(part) if family.several else part.get("num_hidden_layers")
+    if not kinds or not isinstance(layers, int):
+        return None
+    family = replace(family, norm=family.norm.format(last=len(kinds) - 1))
     begin = family.begin(layers, tensors)
     if begin is None:
         return None
@@ -178,9 +202,23 @@ def find_mtp(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> 
         for name, tensor in tensors.items()
     )
     copies = frozenset(rest.keys() - names.keys())
-    return Mtp(
-        family, layers, _one_layer(config, family, begin, layers), names, copies, not begin, family.zero_centred and raw
-    )
+    small = _small_config(config, family, begin, layers)
+    if family.several:
+        small |= {"hybrid_override_pattern": kinds, "num_hidden_layers": len(kinds)}
+    return Mtp(family, layers, small, names, copies, not begin, family.zero_centred and raw)
+
+
+def _kinds(config: Mapping[str, Any]) -> list[str]:
+    """Of Nemotron-H's MTP layers, in mlx-lm's letters; empty if one is of an unknown kind, or of one that is not supported."""
+    told = config.get("mtp_hybrid_override_pattern") or config.get("mtp_layers_block_type") or "*E"
+    found = [_KINDS.get(str(each), str(each)) for each in told] if isinstance(told, str | list) else []
+    return found if set(found) <= set(_KINDS.values()) else []
+
+
+def _pattern_length(config: Mapping[str, Any]) -> int | None:
+    """The number of Nemotron-H's layers: mlx-lm counts them so, whatever else the config says."""
+    told = next((config[key] for key in _PATTERNS if config.get(key) is not None), None)
+    return len(told) if isinstance(told, str | list) else None
 
 
 def _base(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,7 +230,7 @@ def _base(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "model_type": kinds[bool(part.get("num_experts"))]}
 
 
-def _one_layer(config: Mapping[str, Any], family: Family, begin: str, layers: int) -> dict[str, Any]:
+def _small_config(config: Mapping[str, Any], family: Family, begin: str, layers: int) -> dict[str, Any]:
     one = {**config, **_CHANGES, **_own_entries(config, layers)}
     if isinstance(text := config.get("text_config"), Mapping):
         one = {**config, "text_config": {**text, **_CHANGES, **_own_entries(text, layers)}}
@@ -212,7 +250,7 @@ def _own_entries(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _own_settings(settings: Mapping[str, Any], family: Family, begin: str) -> dict[str, Any]:
-    """Those of all modules, and those of the MTP layer's modules, by their paths in the one-layer model."""
+    """Those of all modules, and those of the MTP layer's modules, by their paths in the small model."""
     own: dict[str, Any] = {}
     for path, value in settings.items():
         if "." not in path:
@@ -241,7 +279,7 @@ class Fuse(Module):
 
 
 class Ends:
-    """The embedding and the LM head of the model, in the place of those of the one-layer model.
+    """The embedding and the LM head of the model, in the place of those of the small model.
 
     No module, so that neither their weights nor their memory count as the layer's: they are the driver's.
     """
@@ -267,12 +305,13 @@ class Ends:
 
 
 def with_ends(model: Module, mtp: Mtp) -> None:
-    """Make a model with one layer, of the MTP layer's class, compute as it does."""
+    """Make a model of the small config compute as the MTP layer does."""
     part = parts_of(mtp.config)[-1]
     width = part["hidden_size"]
-    trunk, outer = _holder(model, "embed_tokens"), _holder(model, "lm_head")
-    trunk.fuse = Fuse(width, part["rms_norm_eps"], hidden_first=mtp.family.hidden_first)
-    trunk.embed_tokens = model.ends = Ends(trunk.fuse, mtp.family.takes_normed, width)
+    (trunk, embedding), (outer, _) = _holder(model, *_EMBEDDINGS), _holder(model, "lm_head")
+    trunk.fuse = Fuse(width, part[mtp.family.eps], hidden_first=mtp.family.hidden_first)
+    model.ends = Ends(trunk.fuse, mtp.family.takes_normed, width)
+    setattr(trunk, embedding, model.ends)
     if outer is not None:
         outer.lm_head = model.ends.as_linear
     mask_what_is_there(model)
@@ -280,14 +319,14 @@ def with_ends(model: Module, mtp: Mtp) -> None:
 
 def ends_of(model: Module) -> tuple[Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]]:
     """The embedding and the LM head of a model. Raises ModelUnsupported."""
-    inner, outer = _holder(model, "embed_tokens"), _holder(model, "lm_head")
+    (inner, name), (outer, _) = _holder(model, *_EMBEDDINGS), _holder(model, "lm_head")
     if inner is None:
         raise ModelUnsupported(f"The MTP layer does not find the embedding of a {type(model).__module__} model.")
-    embedding = inner["embed_tokens"]
+    embedding = inner[name]
     return embedding, outer["lm_head"] if outer is not None else embedding.as_linear
 
 
-def _holder(model: Module, name: str) -> Any:
-    """The module that has one of this name, if any has."""
+def _holder(model: Module, *names: str) -> tuple[Any, str]:
+    """The module that has one of these names, and that name; None and no name if there is none."""
     modules = cast(Sequence[Module], model.modules())  # type: ignore[no-untyped-call]
-    return next((module for module in modules if name in module), None)
+    return next(((module, name) for name in names for module in modules if name in module), (None, ""))

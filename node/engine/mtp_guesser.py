@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from node.core.errors import PippinError
 from node.core.frames import Open, Tensor
-from node.core.mlx_errors import MLX_ERRORS
+from node.core.mlx_errors import MLX_ERRORS, fault_of
 from node.engine.draft import DraftFailed, common, drawn
 from node.engine.mtp import Ends, ends_of
 from node.engine.sampling import Draw
@@ -57,13 +57,16 @@ class MtpGuesser:
 
     def observe(self, tokens: Sequence[int], end: int, tensors: Sequence[Tensor], count: int = 0) -> None:
         """The last stage's result of a step of a session, of which its first `count` tokens are verified, or all for 0. They are
-        those before position `end`. `tokens`: all of the session that are verified. An error is told at the next guess.
+        those before position `end`. `tokens`: all of the session that are verified. An error is told at the next guess, but for one of the
+        device.
         """
         try:
             self._observe(tokens, end, unpack(tensors), count)
         except (PippinError, *MLX_ERRORS) as error:
             self.clear()
             self._error = error
+            if fault_of(error):  # whatever work it comes from, no KV is to be trusted
+                raise
         finally:
             self.kv_bytes = self._stage.lanes.kv_bytes
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.utils import _get_classes
 
 from node.core.errors import ModelUnsupported
 from node.core.mlx_errors import MLX_ERRORS
@@ -21,7 +20,9 @@ from node.core.models import KvCost
 from node.engine import architectures
 from node.engine.caches import can_go_back, can_merge, can_step_back, cost, empty_caches, head_sizes, parts
 from node.engine.config_bounds import check_config, check_weight_count
-from node.engine.dry_run import LENGTH, ROWS, DryRun, with_short_choices
+from node.engine.dry_run import LENGTH, PROMPT, ROWS, DryRun, with_short_choices
+from node.engine.model_classes import model_classes
+from node.model.picture_form import deep_layers
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
@@ -120,8 +121,8 @@ def make_plan(
 def _make_plan(config_json: str, weight_bytes: int | None, kv_bits: int, unproven: bool) -> Plan:
     config: dict[str, Any] = json.loads(config_json)
     model_type = architectures.check_supported(config, unproven=unproven)
-    if kv_bits and model_type in architectures.UNQUANTIZABLE:
-        raise _unquantizable(model_type, kv_bits, architectures.UNQUANTIZABLE[model_type])
+    if kv_bits and (why := architectures.why_unquantizable(model_type)):
+        raise _unquantizable(model_type, kv_bits, why)
     check_config(config)
     model = build(with_short_choices(config))
     if weight_bytes is not None:
@@ -143,13 +144,25 @@ def _unquantizable(model_type: str, kv_bits: int, why: str) -> ModelUnsupported:
 
 
 def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: int) -> Plan:
+    # mlx-vlm's classes compute a step of a few tokens at once, unless they train; here nothing is to be computed.
+    model.train(architectures.is_of_mlx_vlm(model_type))
     caches = empty_caches(model, kv_bits)
     run = DryRun(model, caches, activation_dtype(config))
     cuts, carried = run.cuts()
+    deep = deep_layers(config)
+    sizes_of = run
+    if any(len(leaves) > 1 for leaves in carried.values()) and config != with_short_choices(config):
+        # What is sent may be what was chosen, of which there are more without short choices.
+        whole = build(config)
+        whole.train(model.training)
+        sizes_of = DryRun(whole, empty_caches(whole, kv_bits), activation_dtype(config))
+    # Computes nothing. What layers keep of a prompt may be more than of a short first step.
+    filled = empty_caches(model, kv_bits)
+    model(mx.zeros((1, PROMPT), mx.int32), cache=filled)
     kv: list[KvCost] = []
     paid: set[int] = set()
     for used in run.caches_of:
-        kv.append(cost(caches[k] for k in used if k not in paid))
+        kv.append(cost(filled[k] for k in used if k not in paid))
         paid.update(used)
     sizes = head_sizes(caches)
     # MLX fuses no quantized attention.
@@ -160,11 +173,11 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: in
     return Plan(
         model_type=model_type,
         layers=run.count,
-        cuts=cuts,
+        cuts=tuple(cut for cut in cuts if cut >= deep),
         caches_of=run.caches_of,
         caches=len(caches),
         carried=carried,
-        shapes={cut: run.shapes(cut, leaves) for cut, leaves in carried.items()},
+        shapes={cut: sizes_of.shapes(cut, leaves) for cut, leaves in carried.items()},
         patterns=tuple(run.patterns),
         shared=run.shared,
         reads_tokens=run.reads_tokens,
@@ -187,7 +200,7 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: in
 def build(config: Mapping[str, Any]) -> Module:
     """Build the model. Its weights are not evaluated, so it takes no memory. Raises ModelUnsupported if mlx-lm cannot."""
     try:
-        model_class, args_class = _get_classes(dict(config))
+        model_class, args_class = model_classes(config)
         model: Module = model_class(args_class.from_dict(dict(config)))
     except MLX_ERRORS as error:
         raise ModelUnsupported(
@@ -199,12 +212,14 @@ def build(config: Mapping[str, Any]) -> Module:
 
 
 def mask_what_is_there(model: Module) -> None:
-    """Of a hybrid model that has no recurrent layer, as one of a single layer, make mlx-lm's code want no mask for such."""
+    """Of a hybrid model that has no recurrent layer, as those of an MTP layer, make mlx-lm's code want no mask for such."""
     for module in model.modules():  # type: ignore[no-untyped-call]
-        if getattr(module, "ssm_idx", None) is not None and not any(
-            getattr(layer, "is_linear", True) for layer in module.layers
-        ):
-            module.ssm_idx = None
+        if getattr(module, "ssm_idx", None) is not None and not any(map(_may_be_recurrent, module.layers)):
+            module.ssm_idx = slice(0)  # of the caches: none
+
+
+def _may_be_recurrent(layer: Module) -> bool:
+    return bool(getattr(layer, "is_linear", getattr(layer, "block_type", "M") == "M"))
 
 
 def max_context(config: Mapping[str, Any]) -> int:

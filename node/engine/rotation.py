@@ -17,6 +17,9 @@ from node.core.axes import Span
 from node.core.errors import ModelUnsupported
 from node.engine.ghosts import LayerProxy, Place
 
+_ALTERNATING = ("qwen3_5", "qwen3_vl")
+"""Models whose axes alternate, whether or not their configs say so: by the beginning of the text model's type."""
+
 
 class Rotation:
     """Of some layers of a model."""
@@ -31,13 +34,14 @@ class Rotation:
         ]
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         sections = scaling.get("mrope_section") or ()
-        self._axes = _alternating(sections) if scaling.get("mrope_interleaved") else _one_after_the_other(sections)
+        alternate = scaling.get("mrope_interleaved") or str(config.get("model_type")).startswith(_ALTERNATING)
+        self._axes = _alternating(sections) if alternate else _one_after_the_other(sections)
         for _, _, rope in self._places:
             if not isinstance(rope, RoPE) or rope.traditional or rope.scale != 1 or 2 * len(self._axes) != rope.dims:
                 raise ModelUnsupported(f"Pictures do not fit the rotary embedding of this model: {rope}, {sections}.")
 
     @contextmanager
-    def at(self, shifts: Sequence[int], spans: Sequence[Span]) -> Iterator[None]:
+    def at(self, _: Sequence[Any], shifts: Sequence[int], spans: Sequence[Span]) -> Iterator[None]:
         """`shifts`: of each row; `spans`: of the tokens of the only row, if there are any."""
         shift = mx.array(list(shifts)) if len(shifts) > 1 else next(iter(shifts), 0)
 

@@ -152,7 +152,7 @@ class _Layers:
         self._lane = stage.lanes.lane(_LANE)
         for cache in caches.parts(self._lane.caches):
             if not cache.empty():
-                cache.update_and_fetch(*(_continued(kv, context - _WARM_UP) for kv in cache.keys_and_values()))
+                cache.update_and_fetch(*(_continued(kv, context - _WARM_UP) for kv in caches.keys_and_values(cache)))
         self._lane.positions = [context]
         if batched:
             self._lane.caches = [caches.batched(cache) for cache in self._lane.caches]
@@ -170,7 +170,7 @@ class _Layers:
         ]
 
     def end(self) -> list[mx.array]:
-        kept = [part.keys_and_values() for part in caches.parts(self._lane.caches) if not part.empty()]
+        kept = [caches.keys_and_values(part) for part in caches.parts(self._lane.caches) if not part.empty()]
         kv = [mx.contiguous(each[..., -MOST:, :]) for pair in kept for each in pair]
         mx.eval(kv)  # before the next steps overwrite it
         self._lane.trim(MOST)

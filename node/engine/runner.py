@@ -10,17 +10,19 @@ from typing import Any
 
 import mlx.core as mx
 
+from node.core.axes import Axes
 from node.core.errors import BadRequest, ModelUnsupported, PippinError
-from node.core.evaluation import ChunkRequest, ChunkResult
+from node.core.evaluation import ChunkRequest
 from node.core.frames import Back, CacheOp, Drop, Frame, Held, NonFiniteRow, SequenceId
 from node.core.mlx_errors import MLX_ERRORS, fault_of
 from node.core.pictures import Picture
 from node.engine.device import is_gpu
-from node.engine.evaluate import evaluate, is_finite
 from node.engine.faults import Faults
+from node.engine.judge import Judge, ends, look_ahead, token_of
 from node.engine.kv_blocks import Block
 from node.engine.lanes import LeftoverKv
-from node.engine.sampling import NO_TOKEN, Draw, Drawn, Sampled, begin_draw
+from node.engine.mutual import Mutual
+from node.engine.sampling import Draw, Drawn, begin_draw
 from node.engine.stage import Stage
 from node.engine.tensor_codec import Packed, pack, token_array, unpack, unpack_tokens
 from node.engine.tower import Seen, Splice, Tower
@@ -52,6 +54,7 @@ class Runner:
     def __init__(self, stage: Stage, directory: Path, faults: Faults) -> None:
         """`directory`: of the model's files; a driver reads the tokenizer there. `faults`: of the device."""
         self._stage = stage
+        self._judge = Judge(stage)
         self._device_faults = faults
         self._since = faults.count
         """Failures of the device before this ring began."""
@@ -73,6 +76,11 @@ class Runner:
         """More than their state has."""
         self.kv_bytes = 0
         """Bytes of the caches after the last operation on them; may be read in any thread."""
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether sessions have KV here. In any thread."""
+        return self._stage.lanes.has_sessions
 
     def apply(self, ops: Sequence[CacheOp]) -> None:
         with self._step():
@@ -219,24 +227,41 @@ class Runner:
 
     # --- the driver ---
 
-    def check_pictures(self, pictures: Sequence[Picture]) -> list[tuple[int, int]]:
-        """Rows and columns of each picture's places where they have positions in three axes, else none. Raises ModelUnsupported if
-        the model takes no pictures here, and BadRequest for one that is not in its form. In any thread.
+    @property
+    def has_mutual_pictures(self) -> bool:
+        """Whether the places of a picture see each other."""
+        return isinstance(self._stage.placing, Mutual)
+
+    def axes(self, pictures: Sequence[Picture], prompt: Sequence[int]) -> Axes | None:
+        """Where the pictures of a prompt are, if the model's have positions in three axes or may not be divided. Raises
+        ModelUnsupported if the model takes no pictures here, and BadRequest for one that is not in its form or place. In any thread.
         """
         tower: Tower | None = getattr(self._stage.model, "tower", None)
-        if tower is None or self.plan.reads_tokens or tower.form.vocabulary != self.plan.vocabulary:
+        if tower is None or tower.form.vocabulary != self.plan.vocabulary:
             raise ModelUnsupported(f"This {self.plan.model_type} model takes no pictures on this node.")
+        if self.plan.reads_tokens and self._stage.end < self.plan.layers:
+            what = f"This {self.plan.model_type} model takes no pictures while its layers are on several nodes"
+            raise ModelUnsupported(
+                f"{what}: later ones read the tokens.", hint="A node with room for all can take them."
+            )
         for picture in pictures:
             picture.check()
             if not tower.form.takes(picture.width, picture.height):
                 raise BadRequest(f"The model takes no picture of {picture.width}x{picture.height} pixels.")
-        return [tower.form.grid(picture.width, picture.height) for picture in pictures if self._stage.rotation]
+        form = tower.form
+        grids = [form.grid(picture.width, picture.height) for picture in pictures]
+        if form.in_axes:
+            return Axes(prompt, grids, form.vocabulary)
+        in_a_row = [(1, rows * columns) for rows, columns in grids]
+        return None if form.mutual == "none" else Axes(prompt, in_a_row, form.vocabulary, mutual=True)
 
-    def see(self, pictures: Sequence[Picture], tokens: Sequence[int], sent: int) -> Generator[float, None, Seen]:
-        """See Tower.see_prompt."""
+    def see(
+        self, pictures: Sequence[Picture], tokens: Sequence[int], sent: int, longest_s: float
+    ) -> Generator[None, None, Seen]:
+        """See Tower.see_next."""
         tower: Tower = self._stage.model.tower
         with self._step():
-            return (yield from tower.see_prompt(pictures, tokens, sent))
+            return (yield from tower.see_next(pictures, tokens, sent, longest_s))
 
     def begin(self, frame: Frame, tokens: Sequence[Sequence[int]], seen: Seen | None = None) -> Frame:
         """Apply the operations and run the driver's layers on `tokens`, a row for each session, of the lengths that the
@@ -249,7 +274,7 @@ class Runner:
 
     def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
         """Apply the LM head to the hidden states that came back, sample a token, or a failure, for each row, and judge the
-        guesses: see `_judge`. If the first one behind the step is right, begin a step of further guesses; else take the
+        guesses: see `Judge.judge`. If the first one behind the step is right, begin a step of further guesses; else take the
         wrong ones back and begin the lane's next step.
 
         To begin that step in the same job saves two hand-overs between threads for each token. If it can be taken back,
@@ -266,10 +291,10 @@ class Runner:
             # No guess, but its session may end with the token, which nobody has read yet.
             begun = self._begin(replace(after, unverified=1), drawn.tokens) if drawn and early else None
             if drawn:
-                results, right = self._read(drawn, draws, frame.faults), 0
+                results, right = self._judge.read(drawn, draws, frame.faults), 0
             else:
-                results, right = self._judge(logits, draws, guesses, frame.faults)
-            _look_ahead(results, draws)
+                results, right = self._judge.judge(logits, draws, guesses, frame.faults)
+            look_ahead(results, draws)
             if right == len(results) < len(draws):
                 return Verdict(results, right, again=True)
             if right == len(draws):
@@ -279,50 +304,21 @@ class Runner:
                 after = replace(after, unverified=len(guesses) + len(following.next_guesses))
                 begun = self._begin(after, token_array([following.next_guesses]))
                 return Verdict(results, right, self._sent(after, begun), following.next_guesses)
-            if not following.chain or _ends(results, draws):
+            if not following.chain or ends(results, draws):
                 self._apply((Back(lane, 1),) if begun else ())
                 return Verdict(results, right)
             if len(guesses) > right:
                 after = replace(after, ops=(Back(lane, len(guesses) - right),))
                 self._apply(after.ops)
-            last = drawn.tokens if drawn else token_array([[_token(results[-1])]])
+            last = drawn.tokens if drawn else token_array([[token_of(results[-1])]])
             begun = begun or self._begin(after, last)
             self._stage.lanes.lane(lane).undos.clear()  # all steps are needed
             return Verdict(results, right, self._sent(after, begun))
 
-    def _judge(
-        self,
-        logits: mx.array,
-        draws: Sequence[Draw],
-        guesses: Sequence[int],
-        faults: Sequence[NonFiniteRow] = (),
-        beside: Sequence[mx.array] = (),
-    ) -> tuple[list[Sampled | PippinError], int]:
-        """Draw the token after each token of a step of one session, as long as the guesses at them are right.
-
-        `draws`: each after the guesses before it, so it is of use only if these are right, and then it has the session's
-        true history. `guesses`: those of the step, and those in flight behind it. Returns the results, of which only the
-        last one is not what was guessed, if any; and how many guesses are right, the first one behind the step included. If
-        that is why there are no more results, the next one is not finite: see Verdict.again.
-        """
-        results: list[Sampled | PippinError] = []
-        # A grammar has to be told each token before it allows the next one.
-        size = 1 if draws[0].constraint else len(draws)
-        for begin in range(0, len(draws), size):
-            drawn = begin_draw(logits[begin : begin + size], draws[begin : begin + size], beside)
-            for result in self._read(drawn, draws[begin : begin + size], faults, begin):
-                right = len(results)
-                if isinstance(result, StepFailed) and right < len(draws) - 1:
-                    return results, right
-                results.append(result)
-                if draws[right].ends(_token(result)) or [*guesses[right : right + 1]] != [_token(result)]:
-                    return results, right
-        return results, len(results)
-
     def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> Verdict:
         """The result, or the failure, of each row of a step of evaluations that came back."""
         with self._step(frame.lane):
-            return Verdict(self._evaluated(unpack(frame.tensors), chunks, frame.faults))
+            return Verdict(self._judge.evaluated(unpack(frame.tensors), chunks, frame.faults))
 
     def run(
         self,
@@ -349,89 +345,67 @@ class Runner:
         until = time.monotonic() + MAX_JOB_S
         with self._step(frame.lane):
             self._apply(frame.ops)
-            drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)
-            if drawn is None:
-                wanted, deferred = bool(draws or chunks or told), self._together and bool(draws)
-                (ids, splice), lengths, unverified = _spliced(tokens, seen), frame.lengths, frame.unverified
-                how: dict[str, Any] = {"wanted": wanted, "deferred": deferred, "unverified": unverified}
-                where: dict[str, Any] = {"splice": splice, "shifts": frame.shifts, "spans": frame.spans}
-                hidden = self._stage.run(frame.lane, ids, (), lengths, **how, **where)
-                if not draws:
-                    yield Verdict(self._evaluated(hidden, chunks), hidden=pack(hidden) if told else ())
-                    return
-                logits, beside = self._stage.finish(hidden, lengths, unverified=unverified), self._beside(frame.lane)
-                if unverified:
-                    results, right = self._judge(logits, draws, tokens[0][1 : len(draws)], beside=beside)
-                    _look_ahead(results, draws)
-                    again = right == len(results) < len(draws)
-                    yield Verdict(results, right, again=again, hidden=pack(hidden) if told else ())
-                    return
-                drawn = begin_draw(logits, draws, beside)
-                drawn.hidden = hidden if told else ()
+            lanes = self._stage.lanes
+            drawn = lanes.pop_ahead(frame.lane, tokens) or self._run_asked(frame, tokens, draws, chunks, told, seen)
+            if isinstance(drawn, Verdict):
+                yield drawn
+                return
             for left in reversed(range(ahead)):
                 hidden = self._stage.run(
                     frame.lane, drawn.tokens, unverified=1, deferred=self._together, shifts=frame.shifts
                 )
                 logits = self._stage.finish(hidden)
-                results, draws, following = self._draw_ahead(logits, drawn, draws, self._beside(frame.lane))
+                results, draws, following = self._judge.read_and_draw(logits, drawn, draws, self._beside(frame.lane))
                 following.hidden = hidden if told else ()
-                if not left or _ends(results, draws) or time.monotonic() > until or not go_on():
-                    following.after = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
-                    self._stage.lanes.lane(frame.lane).ahead = following
+                if not left or ends(results, draws) or time.monotonic() > until or not go_on():
+                    following.after = [token_of(each) for each in results]
+                    lanes.lane(frame.lane).ahead = following
                     yield Verdict(results, hidden=pack(drawn.hidden))
                     return
                 self._note_success()
                 yield Verdict(results, begun=frame, hidden=pack(drawn.hidden))
                 drawn = following
-            results = self._read(drawn, draws)
-            _look_ahead(results, draws)
+            results = self._judge.read(drawn, draws)
+            look_ahead(results, draws)
             yield Verdict(results, hidden=pack(drawn.hidden))
 
-    def _draw_ahead(
-        self, logits: mx.array, drawn: Drawn, draws: Sequence[Draw], beside: Sequence[mx.array]
-    ) -> tuple[list[Sampled | PippinError], list[Draw], Drawn]:
-        """Read the tokens of a step and draw those of the next one, which has these logits: first, unless they depend on the
-        tokens. Returns what was read, and the next step's draws.
+    def _run_asked(
+        self,
+        frame: Frame,
+        tokens: Sequence[Sequence[int]],
+        draws: Sequence[Draw],
+        chunks: Sequence[ChunkRequest],
+        told: bool,
+        seen: Seen | None,
+    ) -> Verdict | Drawn:
+        """Run a step that has not begun ahead: returns its verdict, or the tokens that it draws where steps may follow before
+        they are read.
         """
-        if any(draw.needs_tokens for draw in draws):
-            mx.async_eval(logits, beside)  # type: ignore[no-untyped-call]
-            results = self._read(drawn, draws)
-            following = [draw.next(_token(each)) for draw, each in zip(draws, results, strict=True)]
-            for draw in following:
-                if draw.constraint:
-                    draw.constraint.forced = []  # what it forces next is not looked for
-            return results, following, begin_draw(logits, following)
-        following = [draw.next() for draw in draws]
-        begun = begin_draw(logits, following, beside)
-        return self._read(drawn, draws), following, begun
-
-    def _read(
-        self, drawn: Drawn, draws: Sequence[Draw], faults: Sequence[NonFiniteRow] = (), first: int = 0
-    ) -> list[Sampled | PippinError]:
-        """The token of each row, or why it has none. `first`: number of the first row."""
-        return [
-            (draw.constraint and draw.constraint.error)
-            or (self._not_finite(row, faults) if sampled.token == NO_TOKEN else sampled)
-            for row, (sampled, draw) in enumerate(zip(drawn.read(), draws, strict=True), first)
-        ]
-
-    def _not_finite(self, row: int, faults: Sequence[NonFiniteRow]) -> StepFailed:
-        """The failure of a single row; it does not affect the others."""
-        layers = next((f"layers {fault.start}-{fault.end - 1}" for fault in faults if fault.row == row), "")
-        alone = self._stage.end == self.plan.layers
-        where = layers or (
-            f"layers 0-{self._stage.end - 1} or the LM head" if alone else "the final norm or the LM head"
+        assert frame.lane is not None
+        (ids, splice), lengths, unverified = _spliced(tokens, seen), frame.lengths, frame.unverified
+        hidden = self._stage.run(
+            frame.lane,
+            ids,
+            (),
+            lengths,
+            wanted=bool(draws or chunks or told),
+            unverified=unverified,
+            deferred=self._together and bool(draws),
+            splice=splice,
+            shifts=frame.shifts,
+            spans=frame.spans,
         )
-        return StepFailed(
-            f"The output of {where} is not finite (NaN or infinity), so no token can be sampled.",
-            hint="The weights may be damaged, or too large for their dtype: fetch the model again, or use another.",
-        )
-
-    def _evaluated(
-        self, hidden: Sequence[mx.array], chunks: Sequence[ChunkRequest], faults: Sequence[NonFiniteRow] = ()
-    ) -> list[ChunkResult | StepFailed]:
-        results = [evaluate(self._stage, hidden, row, chunk) for row, chunk in enumerate(chunks)]
-        return [each if is_finite(each) else self._not_finite(row, faults) for row, each in enumerate(results)]
+        if not draws:
+            return Verdict(self._judge.evaluated(hidden, chunks), hidden=pack(hidden) if told else ())
+        logits, beside = self._stage.finish(hidden, lengths, unverified=unverified), self._beside(frame.lane)
+        if unverified:
+            results, right = self._judge.judge(logits, draws, tokens[0][1 : len(draws)], beside=beside)
+            look_ahead(results, draws)
+            again = right == len(results) < len(draws)
+            return Verdict(results, right, again=again, hidden=pack(hidden) if told else ())
+        drawn = begin_draw(logits, draws, beside)
+        drawn.hidden = hidden if told else ()
+        return drawn
 
     # --- the other stages ---
 
@@ -454,21 +428,3 @@ def _spliced(tokens: Sequence[Sequence[int]], seen: Seen | None) -> tuple[mx.arr
         return token_array(tokens), None
     ids, splice = seen.splice(tokens[0])
     return token_array([ids]), splice
-
-
-def _token(result: Sampled | PippinError) -> int:
-    return result.token if isinstance(result, Sampled) else NO_TOKEN
-
-
-def _ends(results: Sequence[Sampled | PippinError], draws: Sequence[Draw]) -> bool:
-    """Whether a session ends with its result."""
-    pairs = zip(results, draws, strict=False)
-    return any(isinstance(each, PippinError) or draw.ends(each.token) for each, draw in pairs)
-
-
-def _look_ahead(results: Sequence[Sampled | PippinError], draws: Sequence[Draw]) -> None:
-    """Have each grammar find what it forces after its session's last token: a step with guesses may have drawn several."""
-    last = {draw.constraint: (draw, result) for draw, result in zip(draws, results, strict=False)}
-    for constraint, (draw, result) in last.items():
-        if constraint and isinstance(result, Sampled) and not draw.ends(result.token):
-            constraint.look_ahead(result.token)

@@ -22,7 +22,6 @@ from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import PartialModel, Place, around_layers, changed_output, find_layers, record_outputs
 from node.engine.kv_blocks import (
     Block,
-    Layout,
     block_layout,
     can_be_cut,
     copied,
@@ -33,6 +32,7 @@ from node.engine.kv_blocks import (
     state_layout,
 )
 from node.engine.lanes import CacheLane, Lanes, LeftoverKv
+from node.engine.mutual import Mutual
 from node.engine.plan import Plan
 from node.engine.rotation import Rotation
 from node.engine.tower import Splice
@@ -74,8 +74,8 @@ class Stage:
         self.weights = weights
         self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         self.model = model
-        self.rotation: Rotation | None = getattr(model, "rotation", None)
-        """Of the layers, if pictures have positions in three axes."""
+        self.placing: Rotation | Mutual | None = getattr(model, "placing", None)
+        """Of the layers, if a picture's places have other positions than a text, or see each other."""
         layers = list(find_layers(model))
         self._body = PartialModel(model, layers, start, end, plan.patterns, plan.carried)
         self._tail = PartialModel(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
@@ -95,7 +95,8 @@ class Stage:
         """The module that embeds tokens. Raises ModelUnsupported if there is none."""
         named: Any = self.model.named_modules()  # type: ignore[no-untyped-call]
         for path, module in named:
-            if isinstance(module, Embedding | QuantizedEmbedding) and not path.startswith("tower."):
+            is_other = path.startswith("tower.") or path.endswith("_per_layer")  # Gemma's, beside that of the tokens
+            if isinstance(module, Embedding | QuantizedEmbedding) and not is_other:
                 parent: Any = self.model
                 *above, name = path.split(".")
                 for step in above:
@@ -171,17 +172,16 @@ class Stage:
         whole = next((k for k, block in enumerate(blocks) if not fits(block, wanted)), len(blocks))
         if self.plan.trimmable:
             tokens = whole * BLOCK
-        elif whole < len(blocks) or not fits(state or {}, self._state_layout(tokens)):
-            return whole
+        else:
+            wanted = state_layout({k: self._probed[k] for k in sorted(self.state_caches)}, tokens)
+            if whole < len(blocks) or not fits(state or {}, wanted):
+                return whole
         if tokens:
             new = caches.empty_caches(self.model, self.plan.kv_bits)
             filled = {k: new[k] for k in self._own}
             yield from fill(filled, blocks[:whole], state, tokens)
             self.lanes.add_prefix(prefix, filled, tokens)
         return whole + (state is not None)
-
-    def _state_layout(self, tokens: int) -> Layout:
-        return state_layout({k: self._probed[k] for k in sorted(self.state_caches)}, tokens)
 
     # --- steps ---
 
@@ -229,8 +229,9 @@ class Stage:
             for cache in lane.caches:
                 cache.prepare(lengths=list(lengths), right_padding=[length - valid for valid in lengths])
         embedded = changed_output(self._embedding, splice.into) if splice else nullcontext()
-        with embedded, self._rotated(rows, length, shifts, spans):
-            output = self._body(tokens, [lane.caches[entry] for entry in self._entries], tensors)
+        changes = splice.behind(self.plan.width) if splice else ()
+        with embedded, self._placed(lane, length, shifts, spans):
+            output = self._body(tokens, [lane.caches[entry] for entry in self._entries], tensors, changes)
         output = output if wanted else ()  # the last layer may then do less: that of a model with shared KV, nothing
         caches.advance_shadows(lane.caches[len(self._own) :], rows, length)
         if padded:
@@ -241,18 +242,19 @@ class Stage:
         self._evaluate(lane, output, is_prompt=length > _SHORT and not unverified, deferred=deferred)
         return output
 
-    def _rotated(
-        self, rows: int, length: int, shifts: Sequence[int], spans: Sequence[Span]
+    def _placed(
+        self, lane: CacheLane, length: int, shifts: Sequence[int], spans: Sequence[Span]
     ) -> AbstractContextManager[None]:
         """Raises PippinError if they do not fit the step or the layers."""
         if not (shifts or spans):
             return nullcontext()
+        rows = len(lane.positions)
         fits = rows == 1 and sum(span.tokens for span in spans) == length if spans else len(shifts) == rows
-        if not fits or self.rotation is None:
+        if not fits or self.placing is None:
             raise PippinError(
                 f"Positions of {len(shifts)} rows and {len(spans)} spans do not fit a step of {rows}x{length}."
             )
-        return self.rotation.at(shifts, spans)
+        return self.placing.at(lane.caches, shifts, spans)
 
     def _checked(self, tokens: mx.array | None, tensors: Sequence[mx.array]) -> mx.array:
         """The tokens of a step, or zeros where no layer reads them. Raises PippinError for a step that does not fit."""

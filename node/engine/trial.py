@@ -21,7 +21,7 @@ from node.engine.miniature import miniatures
 from node.engine.plan import activation_dtype, build, make_plan
 from node.engine.tower import Tower
 from node.engine.warm_up import warm_up
-from node.model.picture_form import PictureForm, picture_form
+from node.model.picture_form import picture_form
 
 _RAISED = (PippinError, *MLX_ERRORS)
 
@@ -47,8 +47,7 @@ def first_run(
     try:
         make_plan(config, weight_bytes, kv_bits, unproven=unproven)
         with suppress(*_RAISED):  # without its tower it still answers texts
-            if form := picture_form(config, {}):
-                _see(Tower(config, form), form)
+            _see_smallest(config)
         for small in miniatures(config):
             if _runs(small, kv_bits, unproven=unproven):
                 return
@@ -56,10 +55,19 @@ def first_run(
         return
 
 
-def _see(tower: Tower, form: PictureForm) -> None:
-    """See the smallest picture with weights that take no memory."""
+def _see_smallest(config: Mapping[str, Any]) -> None:
+    """See the smallest picture with weights that take no memory, and one of the tower's layers, which are of one kind."""
+    form = picture_form(config, {})
+    if form and form.sizing in ("square", "tiles"):  # with few patches, as a CPU would take minutes for thousands
+        side = form.cell if form.sizing == "tiles" else form.patch * (form.bounds[1] // form.cell)
+        config = {**config, "vision_config": {**config["vision_config"], "image_size": side}}
+        form = picture_form(config, {})
+    if not form:
+        return
+    tower = Tower(config, form)
     replace_weights(tower, [], mx.float32)
-    width, height = form.size(1, 1)
+    del tower.layers[1:]
+    width, height = (form.cell, form.cell) if form.sizing == "fill" else form.size(1, 1)
     for _ in tower.see(Picture(width, height, bytes(3 * width * height))):
         pass
 

@@ -14,7 +14,7 @@ from node.text.sandbox import Bounds, Sandbox, SandboxFailed, SandboxServer
 log = logging.getLogger(__name__)
 
 _JOB = "node.engine.trial:make_job"
-_BOUNDS = Bounds(seconds=120.0, memory=4 * 2**30, reply=2**20)
+_BOUNDS = Bounds(seconds=120.0, memory=4 * 2**30, reply=2**20, patience=1.0)
 """The models of a trial are tiny: mostly a second, and 200 MB. The largest embedding takes a gigabyte of its own."""
 _KEPT = 256
 """Number of models that are known to run."""

@@ -16,6 +16,7 @@ from node.core.errors import ModelBroken, ModelNotFetched, ModelNotFound, Pippin
 from node.core.limits import MAX_MODELS, MAX_NAME_CHARS
 from node.core.models import HeldModel, Shard
 from node.core.units import format_bytes
+from node.host.examination import without_home
 from node.model import fetched
 from node.model.file_names import DESCRIPTION, checked_revision, id_parts
 from node.model.formats import TAKE_ANOTHER
@@ -220,7 +221,7 @@ class Catalogue:
         if cached in found and not not_fetched and not fetched.is_fetched(cached):
             size = format_bytes(fetched.size_on_disk([cached]))
             raise ModelNotFetched(
-                f"Pippin did not fetch all of {model_id} in {fetched.shown(cached)} ({size}).",
+                f"Pippin did not fetch all of {model_id} in {without_home(cached)} ({size}).",
                 hint=f'`cluster rm --yes {model_id}` deletes it all the same, as does "not_fetched": true in HTTP.',
                 param="model",
             )

@@ -48,12 +48,6 @@ def size_on_disk(folders: Iterable[Path]) -> int:
     return freed
 
 
-def shown(path: Path) -> str:
-    """The path without the name of its user, for those who may see it from other machines."""
-    home = Path.home()
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
-
-
 def _files(folder: Path) -> Iterator[Path]:
     """All files in a folder; links to other places are none."""
     for parent, _, names in os.walk(folder):

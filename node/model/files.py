@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 
 
 class Files:
-    """Model files of a node."""
-
     def __init__(self, catalogue: Catalogue, hub: Hub, others: Others, pools: Pools) -> None:
         self._pools = pools
         self.catalogue = catalogue

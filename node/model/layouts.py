@@ -11,15 +11,16 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from node.core.errors import ModelBroken
+from node.core.errors import ModelBroken, PippinError
 from node.core.lru_cache import LruCache
 from node.core.models import TensorHeader
-from node.model.config import read_config
+from node.model.config import read_config, read_picture_form
 from node.model.file_names import CONFIGS, DESCRIPTION, INDEX, check_size, is_weights
 from node.model.formats import unloadable
 from node.model.json_parser import JsonParser
+from node.model.picture_form import PictureForm
 from node.model.safetensors_header import AGAIN, MAX_TENSORS, header_length
-from node.model.weights import Weights, count_parameters, layers_by_file
+from node.model.weights import Weights, count_parameters, is_tower, layers_by_file
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,17 @@ class Layouts:
                 known = found
                 self._known.put(directory, found)
             return known
+
+    def picture_form(self, directory: Path) -> PictureForm | None:
+        """See `read_picture_form`; None also for a conversion for text only, whose config.json may still tell of a tower. Raises
+        ModelBroken.
+        """
+        form = read_picture_form(directory, read_config(directory))
+        try:
+            tensors = self.of(directory).weight_map if form else ()
+        except (PippinError, OSError):  # the files that name them are on other nodes
+            return form
+        return form if any(map(is_tower, tensors)) else None
 
 
 def stat_of(found: os.stat_result) -> Stat:

@@ -98,7 +98,6 @@ class PartialFile:
             self.offset += len(chunk)
 
     def discard(self) -> None:
-        """Remove it, and close it."""
         self._part.unlink(missing_ok=True)
         self.close()
 

@@ -20,7 +20,7 @@ _FOREIGN = re.compile(
     r"(?:^|\.)(?:vision|visual|audio|image_|embed_vision|embed_audio|multi_modal|mm_projector|patch_merge|aligner|mtp)"
 )
 
-_TOWER = re.compile(r"(?:model\.)?(?:vision_tower|visual|multi_modal_projector)\.")
+_TOWER = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\.")
 
 _MTP = re.compile(r"(?:[\w.]+\.)?mtp(?:_layers)?\.")
 
@@ -99,7 +99,6 @@ class Weights:
 
     @property
     def total_bytes(self) -> int:
-        """Total bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def layer_bytes(self, layer: int) -> int:

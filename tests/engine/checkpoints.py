@@ -1,4 +1,4 @@
-"""Weights of mlx-lm's own models in the format of Hugging Face's checkpoints: the inverse of mlx-lm's `sanitize`.
+"""Weights of mlx-lm's and mlx-vlm's own models in the format of Hugging Face's checkpoints: the inverse of their `sanitize`.
 
 A rule changes names or layouts; FORMATS lists the rules for the checkpoint of each architecture.
 """
@@ -70,6 +70,23 @@ def joined(first: str, second: str, to: str, axis: int, *, swap: bool = False) -
                 out[name.removesuffix(first) + to] = both.swapaxes(-1, -2) if swap else both
             elif not name.endswith(second):
                 out[name] = value
+        return out
+
+    return rule
+
+
+def parted(whole: str, **parts: int) -> Rule:
+    """Divide the rows of a tensor whose name ends with `whole` among so many rows of each of its parts."""
+
+    def rule(weights: Weights) -> Weights:
+        out: Weights = {}
+        for name, value in weights.items():
+            if not name.endswith(f".{whole}.weight"):
+                out[name] = value
+                continue
+            ends = [sum(list(parts.values())[:k]) for k in range(1, len(parts))]
+            rows = mx.split(value, ends)
+            out |= {name.replace(f".{whole}.", f".{part}."): each for part, each in zip(parts, rows, strict=True)}
         return out
 
     return rule
@@ -152,6 +169,8 @@ DOWN = renamed((r"switch_mlp\.down_proj\.weight$", "experts.down_proj"))
 TOWER = with_more("vision_tower.patch_embed.weight", "vision_tower.layers.0.w")
 FREQUENCIES = with_more("model.layers.1.self_attn.rotary_emb.inv_freq")
 
+BARE = renamed((r"^language_model\.", ""))
+
 FORMATS: dict[str, tuple[Rule, ...]] = {
     "Klear": (experts(of="experts"),),
     "afmoe": (experts(of="experts"), FREQUENCIES),
@@ -159,11 +178,21 @@ FORMATS: dict[str, tuple[Rule, ...]] = {
     "bailing_moe": (EXPERTS, renamed((r"gate\.gate_proj", "gate"))),
     "bailing_moe_linear": (EXPERTS, renamed((r"gate\.gate_proj", "gate"))),
     "bailing_moe_v3": (EXPERTS, absorbed, CONV),
+    "cohere2_moe": (BARE, EXPERTS),
     "dbrx": (_experts_of_dbrx,),
     "deepseek": (EXPERTS,),
     "deepseek_v2": (EXPERTS,),
     "deepseek_v3": (EXPERTS, absorbed, FREQUENCIES, with_more("model.layers.61.a.weight")),
     "deepseek_v32": (EXPERTS, absorbed, with_more("model.layers.4.a.weight")),
+    "deepseek_v4": (
+        BLOCK_SPARSE,
+        BARE,
+        renamed((r"^model\.embed_tokens", "embed"), (r"^lm_head", "head"), (r"^model\.hc_head\.", "hc_head_"), (r"^model\.", "")),
+        renamed((r"\.(attn|ffn)_hc\.", r".hc_\1_"), (r"gate\.e_score_correction_bias", "gate.bias")),
+        renamed(*((rf"shared_experts\.{name}", f"shared_experts.{to}") for name, to in W123.items())),
+        changed(r"wo_a\.weight", lambda value: value.flatten(0, 1)),
+        with_more("mtp.0.attn.a.weight"),
+    ),
     "dots1": (experts(of="experts"),),
     "ernie4_5_moe": (EXPERTS, with_more("model.mtp_block.0.a.weight")),
     "exaone_moe": (EXPERTS, with_more("mtp.layers.0.a.weight")),
@@ -177,6 +206,20 @@ FORMATS: dict[str, tuple[Rule, ...]] = {
     ),
     "glm4_moe": (EXPERTS, with_more("model.layers.4.a.weight")),
     "glm4_moe_lite": (EXPERTS, absorbed, with_more("model.layers.4.a.weight")),
+    "glm5_next": (
+        parted("qkv_proj", q_proj=64, k_proj=64, v_proj=64),
+        parted("fbg_a_proj", f_a_proj=32, b_proj=2, g_a_proj=32),
+        parted("qkv_conv.conv", q_conv1d=64, k_conv1d=64, v_conv1d=64),
+        changed(r"_conv1d\.weight", lambda value: value.moveaxis(1, 2)),
+        parted("qkv_a_proj", q_a_proj=16, kv_a_proj_with_mqa=16),
+        parted("mlp.gate_up_proj", **{"mlp.gate_proj": 128, "mlp.up_proj": 128}),
+        parted("shared_experts.gate_up_proj", **{"shared_experts.gate_proj": 32, "shared_experts.up_proj": 32}),
+        EXPERTS,
+        absorbed,
+        renamed((r"\.(attn|ffn)_hc\.", r".hc_\1_")),
+        NESTED,
+        with_more("model.visual.blocks.0.w", "model.language_model.layers.4.a.weight"),
+    ),
     "gpt2": (
         changed(r"(c_attn|c_proj|c_fc)\.weight", lambda value: value.T),
         renamed((r"^model\.", "")),
@@ -196,6 +239,7 @@ FORMATS: dict[str, tuple[Rule, ...]] = {
     ),
     "hunyuan": (EXPERTS,),
     "jamba": (EXPERTS, CONV),
+    "k2_horizon": (BARE,),
     "kimi_k25": (EXPERTS, absorbed, TOWER),
     "kimi_linear": (
         experts("experts", W123),
@@ -205,6 +249,7 @@ FORMATS: dict[str, tuple[Rule, ...]] = {
         renamed((r"([qkv])_conv\.conv\.", r"\1_conv1d.")),
     ),
     "kimi_vl": (EXPERTS, TOWER),
+    "kolibri1": (BARE, EXPERTS),
     "laguna": (EXPERTS, renamed((r"gate\.proj\.weight", "gate.weight"))),
     "lfm2": (CONV,),
     "lfm2_moe": (CONV, experts("experts", W123), renamed((r"(feed_forward\.)gate_proj", r"\1w1"))),
@@ -220,9 +265,11 @@ FORMATS: dict[str, tuple[Rule, ...]] = {
     "mamba": (CONV,),
     "mamba2": (CONV,),
     "mellum": (EXPERTS,),
+    "mimo_v2": (BARE, EXPERTS, with_more("audio_encoder.w", "speech_embeddings.0.weight", "visual.blocks.0.w")),
     "mimo_v2_flash": (EXPERTS, with_more("model.mtp.layers.0.a.weight")),
     "minicpm": (without(r"lm_head"),),
     "minimax": (BLOCK_SPARSE, _fp8),
+    "minimax_m3": (BARE, BLOCK_SPARSE),
     "minimax_m3_vl": (BLOCK_SPARSE, TOWER),
     "mistral3": (NESTED, TOWER),
     "mistral4": (FUSED_EXPERTS, DOWN, absorbed),
@@ -260,6 +307,17 @@ FORMATS: dict[str, tuple[Rule, ...]] = {
         ),
         with_more("model.layers.4.a.weight"),
     ),
+    "step3p7": (
+        renamed((r"^language_model\.model\.", "model.language_model."), (r"^language_model\.", "")),
+        renamed(
+            (r"\.mlp\.switch_mlp\.", ".moe."),
+            (r"\.mlp\.gate\.gate\.", ".moe.gate."),
+            (r"\.mlp\.gate\.router_bias", ".moe.router_bias"),
+            (r"\.mlp\.share_expert\.", ".share_expert."),
+        ),
+        with_more("model.vision_model.w"),
+    ),
+    "xing4_0": (BARE, EXPERTS, absorbed),
 }  # fmt: skip
 """Rules by configuration. All others have the same format at Hugging Face, or formats that can't be told apart."""
 

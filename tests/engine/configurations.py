@@ -80,6 +80,21 @@ NAS_NONE: Config = {
     "attention": {"n_heads_in_group": None, "no_op": True, "replace_with_linear": False},
     "ffn": {"ffn_mult": 1.3125, "no_op": False, "replace_with_linear": False},
 }
+GLM5: Config = {
+    "model_type": "glm5_next_text",
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 0,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+    "index_topk": 8,
+    "index_kpool": 4,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "linear_attn_config": {"num_heads": 2, "head_dim": 32, "short_conv_kernel_size": 4},
+    "layer_types": [LINEAR, FULL, LINEAR, FULL],
+}
 LINEAR_ATTENTION: Config = {"num_heads": 4, "head_dim": 32, "kda_layers": [1, 3], "short_conv_kernel_size": 4}
 
 
@@ -99,6 +114,7 @@ _OWN: dict[str, Config] = {
     "bailing_moe_v3": MLA | {"layer_group_size": 2, "moe_shared_expert_intermediate_size": 32, "head_dim": 32},
     "cohere": {"logit_scale": 0.5},
     "cohere2": {"sliding_window_pattern": 2},
+    "cohere2_moe": {"sliding_window_pattern": 2, "rms_norm_eps": None},
     "dbrx": {
         "d_model": 64, "n_heads": 4, "n_layers": LAYERS,
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
@@ -108,6 +124,15 @@ _OWN: dict[str, Config] = {
     "deepseek_v2": MLA | {"rope_scaling": YARN},
     "deepseek_v3": MLA | {"rope_scaling": YARN},
     "deepseek_v32": MLA | {"index_head_dim": 16, "index_n_heads": 4, "index_topk": 8},
+    "deepseek_v4": {
+        "compress_ratios": [0, 4, 128, 4], "num_key_value_heads": 1, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+        "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 2, "num_hash_layers": 2,
+    },
+    "deepseek_v4/local": {
+        "compress_ratios": [0, 0, 0, 4], "num_key_value_heads": 1, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+        "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 512, "num_hash_layers": 0,
+        "hc_mult": 2,
+    },
     "dots1": {},
     "ernie4_5": {"tie_word_embeddings": True},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_layer_start_index": 1, "moe_intermediate_size": 32, "moe_k": 2,
@@ -153,6 +178,10 @@ _OWN: dict[str, Config] = {
     "glm4": {"partial_rotary_factor": 0.5},
     "glm4_moe": {"partial_rotary_factor": 0.5, "rope_scaling": None, "use_qk_norm": True},
     "glm4_moe_lite": MLA,
+    "glm5_next": _text(**GLM5) | {"vision_config": {"depth": 1}},
+    "glm5_next/shared": _text(
+        **GLM5 | {"layer_types": [LINEAR, FULL, FULL, FULL], "indexer_types": ["full", "full", "shared", "full"]},
+    ) | {"vision_config": {"depth": 1}},
     "glm_moe_dsa": MLA | {
         "index_head_dim": 16, "index_n_heads": 4, "index_topk": 8, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
@@ -194,6 +223,8 @@ _OWN: dict[str, Config] = {
         "linear_attn_config": LINEAR_ATTENTION, "model_max_length": 512, "num_experts_per_token": 2, "head_dim": 16,
     },
     "kimi_vl": _text(**MLA),
+    "k2_horizon": {},
+    "kolibri1": {"layer_types": SWITCHED},
     "laguna": {
         "layer_types": SWITCHED, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
         "rope_parameters": {
@@ -247,6 +278,13 @@ _OWN: dict[str, Config] = {
         },
     },
     "mimo": {},
+    "mimo_v2": {
+        "hybrid_layer_pattern": [0, 1, 0, 1], "moe_layer_freq": [0, 1, 1, 1], "sliding_window_size": 8,
+        "layernorm_epsilon": 1e-5, "swa_rope_theta": 1000.0, "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2, "v_head_dim": 16, "swa_head_dim": 16, "swa_v_head_dim": 16,
+        "partial_rotary_factor": 0.5, "n_shared_experts": None,
+        "vision_config": {"depth": 1}, "audio_config": {"input_local_layers": 1},
+    },
     "mimo_v2_flash": {
         "hybrid_layer_pattern": [0, 1, 0, 1], "moe_layer_freq": [0, 1, 1, 1], "add_swa_attention_sink_bias": True,
         "add_full_attention_sink_bias": False, "sliding_window_size": 8, "topk_method": "noaux_tc",
@@ -263,6 +301,17 @@ _OWN: dict[str, Config] = {
         },
     },
     "minimax": {"rotary_dim": 8, "shared_intermediate_size": 32},
+    "minimax_m3": {
+        "moe_layer_freq": [0, 1, 1, 1], "dense_intermediate_size": 64, "shared_intermediate_size": 32,
+        "sparse_attention_config": {"use_sparse_attention": False},
+    },
+    "minimax_m3/sparse": {  # where it is as wide, the shared expert is one of the others
+        "moe_layer_freq": [0, 1, 1, 1], "dense_intermediate_size": 64, "shared_intermediate_size": 32, "intermediate_size": 32,
+        "sparse_attention_config": {
+            "use_sparse_attention": True, "sparse_num_index_heads": 2, "sparse_index_dim": 16, "sparse_block_size": 4,
+            "sparse_topk_blocks": 2, "sparse_local_block": 1, "sparse_attention_freq": [0, 1, 0, 1],
+        },
+    },
     "minimax_m3_vl": _text(
         model_type="minimax_m3", moe_layer_freq=[0, 1, 1, 1], dense_intermediate_size=64, shared_intermediate_size=32,
     ),
@@ -284,6 +333,7 @@ _OWN: dict[str, Config] = {
                          "original_max_position_embeddings": 128},
     ),
     "mistral3/llama": _text(model_type="llama"),
+    "mistral_large3": _text(**MLA, model_type="mistral_large3", n_routed_experts=4) | {"vision_config": {"num_hidden_layers": 1}},
     "mistral4": MLA | {
         "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}, "qk_head_dim": 16, "head_dim": 16,
     },
@@ -364,8 +414,17 @@ _OWN: dict[str, Config] = {
         "num_attention_groups": 2, "layer_types": SWITCHED, "moe_num_experts": 4, "moe_top_k": 2,
         "share_expert_dim": 32, "moe_layers_enum": "1,2,3",
     },
+    "step3p7": {
+        "text_config": BASE | {
+            "model_type": "step3p5", "num_attention_groups": 2, "layer_types": SWITCHED, "moe_num_experts": 4,
+            "moe_top_k": 2, "share_expert_dim": 32, "moe_layers_enum": [1, 2, 3], "use_head_wise_attn_gate": True,
+            "swiglu_limits": [0, 0, 0, 7.0],
+        },
+        "vision_config": {"width": 32, "layers": 1, "heads": 2},
+    },
     "talkie": {},
     "telechat3": {},
+    "xing4_0": MLA,
     "youtu_llm": MLA,
 }  # fmt: skip
 
@@ -383,6 +442,8 @@ REFUSED: dict[str, Config] = {
         "muse_spark": _text(),
         "nanbeige": {"num_loops": 2},
         "olmo": {},
+        "qwen4_exp": {},
+        "hy_v4": {},
         "prism_hadamard_qwen35": _text(),
     }.items()
 }

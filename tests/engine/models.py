@@ -23,6 +23,7 @@ from mlx_lm.utils import load_model
 
 from node.core.frames import CacheOp, Open
 from node.core.generation import Sampling
+from node.engine.architectures import is_of_mlx_vlm, module_of
 from node.engine.lanes import LeftoverKv
 from node.engine.load import load_stage
 from node.engine.plan import Plan, build, make_plan
@@ -33,6 +34,8 @@ from node.model.config import read_config
 from node.model.file_names import DESCRIPTION
 from node.model.layouts import Layout
 from node.model.weights import layer_of
+from tests.engine.configurations import BASE
+from tests.engine.vlm import WholeText
 
 PROMPT_TOKENS = 128
 SHARED = Path(mkdtemp(prefix="pippin-models-"))
@@ -41,14 +44,14 @@ atexit.register(shutil.rmtree, SHARED, ignore_errors=True)
 T = TypeVar("T")
 
 
-def shared_model(config: dict[str, Any], *, bits: int = 0, dtype: mx.Dtype = mx.float32) -> Path:
+def shared_model(config: dict[str, Any], *, bits: int = 0, mode: str = "affine", dtype: mx.Dtype = mx.float32) -> Path:
     """A model as of `write_model`, which this process writes once. Tests must change neither its files nor its weights."""
-    return _shared_model(json.dumps(config), bits, dtype)
+    return _shared_model(json.dumps(config), bits, mode, dtype)
 
 
 @cache
-def _shared_model(config_json: str, bits: int, dtype: mx.Dtype) -> Path:
-    return write_model(Path(mkdtemp(dir=SHARED)), json.loads(config_json), bits=bits, dtype=dtype)
+def _shared_model(config_json: str, bits: int, mode: str, dtype: mx.Dtype) -> Path:
+    return write_model(Path(mkdtemp(dir=SHARED)), json.loads(config_json), bits=bits, mode=mode, dtype=dtype)
 
 
 def is_shared(directory: Path) -> bool:
@@ -60,28 +63,31 @@ def write_model(
     config: dict[str, Any],
     *,
     bits: int = 0,
+    mode: str = "affine",
     others: Mapping[str, int] | None = None,
     layer_files: bool = False,
     dtype: mx.Dtype = mx.float32,
 ) -> Path:
     """Write a model of random weights, the same for the same config.
 
-    Its matrices have `bits` bits, those in `others`, by path, the number given there; 0 means not quantized. With
-    `layer_files`, each layer has its own file.
+    Its matrices have `bits` bits in MLX's `mode` of quantization, those in `others`, by path, the number given there; 0 means not
+    quantized. With `layer_files`, each layer has its own file.
     """
     mx.random.seed(7)
     model = build(config)
     # Weights that begin as zeros or ones would hide a layer that is left out.
     model.update(tree_map(lambda w: shaken(w, dtype), model.parameters()))
     if bits:
-        own = {path: {"group_size": 32, "bits": count} if count else False for path, count in (others or {}).items()}
-        config = config | {"quantization": {"group_size": 32, "bits": bits} | own}
-        nn.quantize(
-            model,
-            group_size=32,
-            bits=bits,
-            class_predicate=lambda path, m: own.get(path, hasattr(m, "to_quantized") and m.weight.shape[-1] % 32 == 0),
-        )
+        group = 16 if mode == "nvfp4" else 32
+        own = {path: {"group_size": group, "bits": count} if count else False for path, count in (others or {}).items()}
+        config = config | {"quantization": {"group_size": group, "bits": bits, "mode": mode} | own}
+        of_model = getattr(model, "quant_predicate", None) or (lambda *_: True)
+
+        def chosen(path: str, module: Module) -> Any:
+            can = hasattr(module, "to_quantized") and module.weight.shape[-1] % group == 0 and of_model(path, module)
+            return own.get(path, bool(can))
+
+        nn.quantize(model, group_size=group, bits=bits, mode=mode, class_predicate=chosen)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(model.parameters())))
@@ -91,6 +97,8 @@ def write_model(
 
 
 def shaken(weight: mx.array, dtype: mx.Dtype) -> mx.array:
+    if weight.dtype == mx.int32:  # a table of experts
+        return mx.random.randint(0, BASE["n_routed_experts"], weight.shape).astype(mx.int32)
     if not mx.issubdtype(weight.dtype, mx.floating):
         return weight
     return (weight + 0.1 * mx.random.normal(weight.shape)).astype(dtype)
@@ -131,7 +139,7 @@ class Whole:
     """The stock model with its own caches: the reference."""
 
     def __init__(self, directory: Path, caches: Callable[[Module], list[Any]] = make_prompt_cache) -> None:
-        self.model = _shared_whole(directory) if is_shared(directory) else load_model(directory)[0]
+        self.model = _shared_whole(directory) if is_shared(directory) else load_whole(directory)
         self._make_caches = caches
         self.caches = caches(self.model)
 
@@ -149,9 +157,12 @@ class Whole:
         return other
 
 
-@cache
-def _shared_whole(directory: Path) -> Module:
-    return load_model(directory)[0]
+def load_whole(directory: Path) -> Any:
+    """The model of mlx-lm, or mlx-vlm's of a type that mlx-lm lacks."""
+    return WholeText(directory) if is_of_mlx_vlm(module_of(read_config(directory))) else load_model(directory)[0]
+
+
+_shared_whole = cache(load_whole)
 
 
 def plan_of(directory: Path, kv_bits: int = 0) -> Plan:

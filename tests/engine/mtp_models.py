@@ -20,11 +20,16 @@ MIMO = {
     "begin": "model.mtp_layers.0.", "layer": "", "e": "token_layernorm", "h": "hidden_layernorm", "p": "input_proj",
     "n": "final_layernorm",
 }  # fmt: skip
+NEMOTRON = {
+    "begin": "mtp.", "layer": "layers.", "e": "layers.0.enorm", "h": "layers.0.hnorm", "p": "layers.0.eh_proj",
+    "n": "layers.1.final_layernorm",
+}  # fmt: skip
 STEP = PAST | {"n": "transformer.shared_head.norm"}
 NAMES: dict[str, dict[str, str]] = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"), PAST),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next", "llama"), MTP),
     "mimo": MIMO,
+    "nemotron_h": NEMOTRON,
     "step3p5": STEP,
 }
 """How the checkpoints of each family name the layer's tensors."""
@@ -38,18 +43,26 @@ MORE: dict[str, dict[str, Any]] = {
         "partial_rotary_factors": [0.5, 0.5, 1.0, 0.5, 1.0],
         "attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 2},
         "swiglu_limits_shared": [0.0, 0.0, 0.0, 0.0, 0.5],
-    }
+    },
+    "nemotron_h": {"layer_norm_epsilon": 0.02, "mtp_layers_block_type": ["attention", "moe"]},
 }
 """What configs say of each layer, the MTP layer behind the model's own."""
 OWN: dict[str, dict[str, Any]] = {
     "step3p5": {key: value[-1:] for key, value in MORE["step3p5"].items() if isinstance(value, list)}
-    | {"moe_layers_enum": ""}
+    | {"moe_layers_enum": ""},
+    "nemotron_h": {"hybrid_override_pattern": ["*", "E"], "num_hidden_layers": 2},
 }
-"""The same of a model with that layer alone, which has no experts."""
+"""The same of a model with that layer alone. Step's has no experts."""
+LAYERS = {"nemotron_h": (6, 8)}
+"""The number of the model's layers, and that with those of MTP."""
+
+
+def layers_of(name: str) -> tuple[int, int]:
+    return LAYERS.get(name, (4, 5))
 
 
 class Reference:
-    """The formulas of the DeepSeek-V3 report (2.2) and of Qwen's and MiMo's, with a decoder layer of mlx-lm's, without caches."""
+    """The formulas of the DeepSeek-V3 report (2.2) and of Qwen's and MiMo's, with mlx-lm's decoder layers, without caches."""
 
     def __init__(self, name: str, config: dict[str, Any]) -> None:
         text = config.get("text_config")
@@ -59,7 +72,8 @@ class Reference:
         model = build(one)
         model.update(tree_map(lambda weight: shaken(weight, mx.float32), model.parameters()))
         self.model = model
-        width, self._eps = part["hidden_size"], part["rms_norm_eps"]
+        width = part["hidden_size"]
+        self._eps = part["layer_norm_epsilon" if name == "nemotron_h" else "rms_norm_eps"]
         self._hidden_first = name == "mimo"
         self.takes_normed = name not in ("mimo", "step3p5")
         self._window = one["sliding_window"] if name == "step3p5" else None
@@ -74,13 +88,14 @@ class Reference:
         return x * mx.rsqrt(mx.mean(x * x, axis=-1, keepdims=True) + self._eps) * self.own[which]
 
     def output(self, embedded: mx.array, hidden: mx.array) -> mx.array:
-        """Of the layer, before its last norm [1, length, width]."""
+        """Of the layers, before the last norm [1, length, width]."""
         both = [self._norm(embedded, "e"), self._norm(hidden, "h")]
         x = mx.concatenate(both[::-1] if self._hidden_first else both, axis=-1) @ self.own["p"].T
         mask = create_attention_mask(x, None, self._window, return_array=True)
-        layer = self.model.layers[0]
-        y = layer(x, mask, None)
-        return y[0] if isinstance(y, tuple) else y
+        for layer in self.model.layers:
+            y = layer(x, mask, None)
+            x = y[0] if isinstance(y, tuple) else y
+        return x
 
     def hidden(self, embedded: mx.array, hidden: mx.array) -> mx.array:
         """The input of the LM head."""
@@ -111,14 +126,14 @@ def tensors_of(name: str, reference: Reference, *, raw: bool, bits: int = 0) -> 
     """The layer's tensors, under the names of the family's checkpoints."""
     names = NAMES[name]
     plain = dict(tree_flatten(reference.model.parameters()))
-    plain = without(r"embed_tokens|lm_head|^(language_model\.)?model\.norm")(plain)
+    plain = without(r"embed_tokens|embeddings|lm_head|^(language_model\.)?model\.norm|norm_f")(plain)
     if raw:
         for rule in FORMATS.get(name, ()):
             if name != "llama":
                 plain = rule(plain)
     out = {}
     for tensor, value in plain.items():
-        _, found, rest = tensor.partition("layers.0.")
+        _, found, rest = tensor.partition("layers." if name in LAYERS else "layers.0.")
         if found and "mtp" not in tensor:
             out[f"{names['begin']}{names['layer']}{rest}"] = value
     own = {f"{names['begin']}{names[key]}.weight": value for key, value in reference.own.items()}

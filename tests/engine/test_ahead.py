@@ -32,9 +32,9 @@ BAD = 7
 GREEDY = Sampling(temperature=0, logprobs=2)
 SEEDED = Sampling(temperature=1.5, top_p=0.95, seed=5, logprobs=0, logit_bias={3: 1.0})
 WINDOWS = [
-    "afmoe", "baichuan_m1", "cohere2", "exaone4", "exaone_moe", "gear", "gemma3", "gemma3_text", "gemma3n", "gemma4",
+    "afmoe", "baichuan_m1", "cohere2", "cohere2_moe", "deepseek_v4", "deepseek_v4/local", "exaone4", "exaone_moe", "gear", "gemma3", "gemma3_text", "gemma3n", "gemma4",
     "gemma4_text", "gemma4_text/shared", "gemma4_text/moe", "gpt_oss", "laguna", "llama/sliding", "llama4", "mellum",
-    "mimo_v2_flash", "ministral3", "muse_glimmer", "olmo3", "plamo3", "recurrent_gemma", "spark2_5", "step3p5",
+    "kolibri1", "mimo_v2", "mimo_v2_flash", "ministral3", "muse_glimmer", "olmo3", "plamo3", "recurrent_gemma", "spark2_5", "step3p5", "step3p7",
 ]  # fmt: skip
 """With caches that drop old tokens, which can't go back by a step."""
 NAMES = [name for name in CONFIGURATIONS if name not in WINDOWS]

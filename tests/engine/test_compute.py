@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import threading
+import weakref
 
 import mlx.core as mx
 import pytest
@@ -37,6 +39,24 @@ async def test_jobs_run_in_order_in_one_thread(compute):
     (thread,) = {name for _, name in results}
     assert thread.startswith("compute")
     assert thread != threading.current_thread().name
+
+
+async def test_what_pieces_return_is_freed_once_nobody_has_it(compute):
+    class Large:
+        pass
+
+    def pieces():
+        yield
+        return Large()
+
+    gc.collect()
+    gc.disable()
+    try:
+        held = weakref.ref(await compute.run_pieces(pieces()))
+        await compute.run(lambda: None)  # the thread has no job of the pieces any more
+        assert held() is None, "it waits for Python to look for cycles"
+    finally:
+        gc.enable()
 
 
 async def test_exceptions_come_back(compute):
@@ -171,7 +191,7 @@ def _one_more(array):
 
 
 async def test_submit_from_another_thread(compute):
-    assert await asyncio.to_thread(lambda: compute.submit(pow, 2, 5).result(timeout=5)) == 32
+    assert await asyncio.to_thread(lambda: compute.submit(pow, 2, 5).result(timeout=60)) == 32
 
 
 async def test_stop_finishes_what_waits(compute):

@@ -15,6 +15,8 @@ from node.model.config import CONFIGS, read_config
         ("moe_n_routed_experts", MAX_EXPERTS),
         ("num_experts", MAX_EXPERTS),
         ("num_key_value_heads", MAX_HEADS),
+        ("depth", MAX_LAYERS),  # of towers
+        ("layers", MAX_LAYERS),
     ],
 )
 def test_counts_are_known_by_their_names(name, most):
@@ -25,7 +27,7 @@ def test_counts_are_known_by_their_names(name, most):
             check_config(config)
 
 
-@pytest.mark.parametrize("name", ["layers_x", "head_dim", "num_experts_per_tok", "layers", "n", ""])
+@pytest.mark.parametrize("name", ["layers_x", "head_dim", "num_experts_per_tok", "n", ""])
 def test_other_numbers_may_be_larger(name):
     check_config({name: 10**9})
 

@@ -6,14 +6,14 @@ import mlx.core as mx
 import pytest
 
 from node.core.errors import ModelUnsupported
-from node.engine.architectures import SUPPORTED, WITHOUT_EMBEDDINGS, check_supported
+from node.engine.architectures import SUPPORTED, WITHOUT_EMBEDDINGS, module_of
 from node.engine.plan import make_plan
 from tests.engine.configurations import CONFIGURATIONS, each
 from tests.engine.models import Stages, Whole, plan_of, prompt, same, shared_model
 
 TRUNKS = ("language_model.model", "model", "backbone", "transformer")
 """Paths of the module whose output is the head's input in mlx-lm's models."""
-EMBEDDING = [name for name, config in CONFIGURATIONS.items() if check_supported(config) not in WITHOUT_EMBEDDINGS]
+EMBEDDING = [name for name, config in CONFIGURATIONS.items() if module_of(config) not in WITHOUT_EMBEDDINGS]
 
 
 def stock_hidden(whole: Whole, tokens: mx.array) -> mx.array:

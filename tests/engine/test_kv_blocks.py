@@ -10,6 +10,7 @@ import pytest
 
 from node.core.frames import Drop, Filter, Keep, Merge, Open, Reuse, Store, Tensor
 from node.core.models import ModelVersion
+from node.engine.architectures import OF_MLX_VLM, module_of
 from node.engine.faults import Faults
 from node.engine.kv_blocks import Block
 from node.engine.runner import Runner
@@ -90,14 +91,16 @@ def whole(name: str) -> Stage:
 
 WITHOUT_CACHES = {"nemotron-nas", "nemotron-nas/first"}
 """They have layers without caches. A stage of nothing else has no KV."""
-NOT_KEPT = {"llama4": "a cache of chunks", "phi3small": "see CHUNKED", "plamo3": "see CHUNKED"}
+NOT_KEPT = {"llama4": "a cache of chunks", "phi3small": "see CHUNKED", "plamo3": "see CHUNKED"} | {
+    name: "mlx-vlm's caches" for name, config in CONFIGURATIONS.items() if module_of(config) in OF_MLX_VLM
+}
 MANY_CHUNKS = [
     (name, chunks) for name in ("gemma3_text", "gpt_oss", "qwen3_next") for chunks in ((512,), (5, 250, 257))
 ]
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGURATIONS))
-def test_every_architecture_is_kept_on_disks_but_for_three(name: str) -> None:
+def test_every_architecture_of_mlx_lm_is_kept_on_disks_but_for_three(name: str) -> None:
     assert bool(whole(name).blocks_of) == (name not in NOT_KEPT)
 
 

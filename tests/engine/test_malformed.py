@@ -6,7 +6,6 @@ import shutil
 import struct
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from node.model.file_names import DESCRIPTION
 from node.model.json_parser import JsonParser
 from node.model.layouts import Layout
 from tests.engine.configurations import BASE, CONFIGURATIONS
-from tests.engine.models import load, write_model
+from tests.engine.models import SHARED, load, write_model
 
 SEEDS = 200
 KINDS = ("llama", "gemma3_text", "qwen3_moe", "nemotron_h", "dbrx", "kimi_vl")
@@ -50,7 +49,7 @@ def opened(directory: Path) -> None:
 
 @cache
 def models() -> list[Path]:
-    root = Path(mkdtemp())
+    root = SHARED / "malformed"
     found = []
     for name in KINDS:
         for bits in (0, 4):

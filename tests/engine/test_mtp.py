@@ -3,26 +3,30 @@
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from node.cluster.model_specs import spec_of_mtp
 from node.core.errors import ModelBroken
 from node.core.frames import Open
 from node.core.generation import Sampling
+from node.core.models import ModelVersion
 from node.engine.draft import DraftFailed
 from node.engine.mtp import FAMILIES, find_mtp
 from node.engine.mtp_guesser import MtpGuesser
+from node.engine.plan import make_plan
 from node.engine.sampling import Draw, History
 from node.engine.tensor_codec import pack
 from node.model.config import read_config
 from node.model.layouts import Layout
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Ring, load, prompt, same
-from tests.engine.mtp_models import NAMES, mtp_model
+from tests.engine.mtp_models import NAMES, layers_of, mtp_model
 
 GREEDY = Draw(Sampling(temperature=0), 0, History(), lambda _: False)
 ALL = sorted(FAMILIES)
@@ -36,7 +40,8 @@ def test_every_family_is_tested() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_it_computes_what_the_papers_say(name: str, raw: bool) -> None:
     directory, reference = mtp_model(name, raw=raw)
-    ring, layer = Ring([load(directory, 0, 4)]), load(directory, 4, 5)
+    first, end = layers_of(name)
+    ring, layer = Ring([load(directory, 0, first)]), load(directory, first, end)
     driver, tokens = ring.stages[0], prompt(12)
     result = driver.run(0, tokens)
     before = driver.hidden(result) if reference.takes_normed else result[0]
@@ -55,7 +60,8 @@ class Session:
 
     def __init__(self, name: str, tokens: list[int]) -> None:
         directory, _ = mtp_model(name, raw=False)
-        self.driver, self.layer = load(directory, 0, 4), load(directory, 4, 5)
+        first, end = layers_of(name)
+        self.driver, self.layer = load(directory, 0, first), load(directory, first, end)
         self.tokens = tokens
 
     def result(self, begin: int, end: int) -> tuple[mx.array, ...]:
@@ -82,7 +88,7 @@ def session(name: str, seed: int = 5, length: int = 60) -> Session:
     return Session(name, [rng.randrange(90) for _ in range(length)])
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "mimo", "step3p5"])
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "mimo", "nemotron_h", "step3p5"])
 def test_chunks_and_guesses_change_nothing(name: str) -> None:
     one = session(name)
     whole = one.guess(one.guesser(39), 40)
@@ -178,10 +184,46 @@ def test_a_folder_may_hold_nothing_but_the_layer(tmp_path: Path, name: str) -> N
     assert all(same(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("name", ["llama", "glm4_moe", "qwen3_5_moe"])
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({}, ["*", "E"]),
+        ({"mtp_hybrid_override_pattern": "*E"}, ["*", "E"]),
+        ({"mtp_layers_block_type": ["full_attention", "moe"]}, ["*", "E"]),
+        ({"mtp_layers_block_type": ["mamba", "moe"]}, None),  # what would take it back?
+        ({"mtp_layers_block_type": [["moe"]]}, None),
+        ({"mtp_layers_block_type": 3}, None),
+        ({"hybrid_override_pattern": 3}, None),
+    ],
+)
+def test_the_config_says_of_which_layers_nemotrons_is(told: dict[str, Any], found: list[str] | None) -> None:
+    directory, _ = mtp_model("nemotron_h", raw=False)
+    config = json.loads((directory / "config.json").read_text())
+    del config["mtp_layers_block_type"]
+    mtp = find_mtp(config | told, Layout(directory).weights.tensors)
+    assert (mtp and (mtp.layers, mtp.config["hybrid_override_pattern"])) == (found and (6, found))
+
+
+def test_its_layers_count_in_the_footprint() -> None:
+    directory, _ = mtp_model("nemotron_h", raw=True)
+    config, weights = read_config(directory), Layout(directory).weights
+    mtp = find_mtp(config, weights.tensors)
+    assert mtp
+    spec = spec_of_mtp(ModelVersion("m", "r"), mtp, make_plan(mtp.config), weights)
+    named = {name: tensor.nbytes for name, tensor in weights.tensors.items() if name.startswith("mtp.")}
+    ends = sum(
+        size for name, size in named.items() if name.split(".")[3] in ("enorm", "hnorm", "eh_proj", "final_layernorm")
+    )
+    each = tuple(sum(size for name, size in named.items() if f"layers.{k}." in name) for k in range(2))
+    assert sum(spec.layer_bytes) + spec.ends_bytes == sum(each)
+    assert (spec.ends_bytes, spec.layers) == (ends, 2)
+    assert [cost.per_token > 0 for cost in spec.kv] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["llama", "glm4_moe", "nemotron_h", "qwen3_5_moe"])
 def test_it_is_quantised_as_the_model_is(name: str) -> None:
     directory, _ = mtp_model(name, raw=False, bits=8)
-    kinds = {path: type(module).__name__ for path, module in load(directory, 4, 5).model.named_modules()}
+    kinds = {path: type(module).__name__ for path, module in load(directory, *layers_of(name)).model.named_modules()}
     found = {path.rpartition(".")[2]: kind for path, kind in kinds.items() if path.endswith(("projection", "q_proj"))}
     assert found == {"projection": "QuantizedLinear", "q_proj": "QuantizedLinear"}
 
@@ -202,3 +244,23 @@ def test_a_damaged_layer_is_refused_and_the_model_is_not(tmp_path: Path, lack: s
     with pytest.raises(ModelBroken, match=said if lack != "fc" else "does not take"):
         load(tmp_path / "model", 4, 5)
     load(tmp_path / "model", 0, 4)
+
+
+def test_a_failure_of_the_device_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come from earlier work, so that no KV is to be trusted. Any other error only ends the guesses."""
+    one = session("llama")
+    guesser = one.guesser(20)
+
+    def failing(said: str) -> Callable[..., None]:
+        def observe(*_: object) -> None:
+            raise RuntimeError(said)
+
+        return observe
+
+    monkeypatch.setattr(guesser, "_observe", failing("odd shapes"))
+    one.show(guesser, 20, 30)
+    with pytest.raises(DraftFailed, match="odd shapes"):
+        one.guess(guesser, 31)
+    monkeypatch.setattr(guesser, "_observe", failing("[METAL] Command buffer execution failed: Caused GPU Hang Error."))
+    with pytest.raises(RuntimeError, match="GPU Hang"):
+        one.show(guesser, 20, 30)

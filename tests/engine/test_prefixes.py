@@ -37,7 +37,15 @@ def test_a_full_window_cannot_go_back():
 
 @pytest.mark.parametrize(
     ("name", "reused"),
-    [("llama", 6), ("llama", 9), ("deepseek_v3", 4), ("mamba2", 9), ("qwen3_next", 9), ("gemma3_text", 9)],
+    [
+        ("llama", 6),
+        ("llama", 9),
+        ("deepseek_v3", 4),
+        ("minimax_m3/sparse", 6),
+        ("mamba2", 9),
+        ("qwen3_next", 9),
+        ("gemma3_text", 9),
+    ],
 )
 def test_a_prefix_is_reused_again_and_again(name, reused):
     directory = shared_model(CONFIGURATIONS[name])

@@ -6,7 +6,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from node.core.errors import ModelUnsupported
 from node.core.frames import Filter, Held, Keep, Merge, Open, Reuse
-from node.engine.architectures import UNQUANTIZABLE
+from node.engine.architectures import UNQUANTIZABLE, why_unquantizable
 from node.engine.caches import empty_caches
 from node.engine.plan import UNFUSED_CHUNK, build, make_plan
 from node.engine.quantized_kv import QuantizedKv
@@ -32,7 +32,7 @@ OTHER_HEADS = {
 }
 SHARED = "gemma4_text/shared"
 TYPICAL = ("llama/sliding", "qwen3_next")
-POSSIBLE = [n for n in CONFIGURATIONS if n.partition("/")[0] not in UNQUANTIZABLE and n != SHARED]
+POSSIBLE = [n for n in CONFIGURATIONS if not why_unquantizable(n.partition("/")[0]) and n != SHARED]
 
 
 def config(name):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import mlx.core as mx
@@ -19,8 +18,10 @@ from node.engine.architectures import (
     UNBATCHABLE,
     UNPROVEN_ON_METAL,
     check_supported,
+    code_of,
     fingerprint,
-    imports_of,
+    is_of_mlx_vlm,
+    module_of,
 )
 from node.engine.plan import make_plan
 from tests.engine import configurations
@@ -29,11 +30,15 @@ from tests.engine.models import Stages, Whole, likeliest, plan_of, prompt, same,
 
 GREEDY_STEPS = 10
 """With the prompt, more tokens than the windows of all configurations (16), but for those that other tests are about."""
-QUANTIZED = ("llama/sliding", "qwen3_moe", "deepseek_v3", "gemma3n", "qwen3_next", "gpt_oss", "mamba2", "gemma4_text")
+QUANTIZED = (
+    "llama/sliding", "qwen3_moe", "deepseek_v3", "gemma3n", "qwen3_next", "gpt_oss", "mamba2", "gemma4_text", "deepseek_v4", "glm5_next",
+    "mimo_v2", "minimax_m3/sparse", "step3p7",
+)  # fmt: skip
+FORMATS = [("affine", bits) for bits in (3, 5, 6, 8)] + [("mxfp4", 4), ("nvfp4", 4), ("mxfp8", 8)]
 
 
 def kernel_of(config):
-    return UNPROVEN_ON_METAL.get(check_supported(config))
+    return None if is_of_mlx_vlm(module_of(config)) else UNPROVEN_ON_METAL.get(module_of(config))
 
 
 PROVING = "PIPPIN_PROVING" in os.environ
@@ -112,6 +117,15 @@ def test_quantized_split_equals_whole(name):
     check_split(directory, plan.cuts, plan.layers)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "bits"), FORMATS)
+@pytest.mark.parametrize("name", ["llama", "kimi_k3", "deepseek_v4", "glm5_next", "minimax_m3/sparse"])
+def test_each_format_of_quantization(name, mode, bits):
+    directory = shared_model(CONFIGURATIONS[name], bits=bits, mode=mode)
+    plan = plan_of(directory)
+    check_split(directory, plan.cuts, plan.layers)
+
+
 @pytest.mark.parametrize("dtype", [mx.bfloat16, pytest.param(mx.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gemma3_text", "mamba2"))]
@@ -131,18 +145,12 @@ def test_what_is_supported_is_what_is_tested():
 
 
 def test_every_architecture_with_a_metal_kernel_is_known():
-    """By the imports of mlx-lm's modules: which of them lead to a module that makes a kernel?"""
-    folder = Path(find_spec("mlx_lm.models").origin).parent
-    texts = {path.stem: path.read_text() for path in folder.glob("*.py")}
-    imported = {name: imports_of(text) for name, text in texts.items()}
+    """By the imports of modules: which of them lead to one that makes a kernel?"""
 
-    def makes_kernel(name, seen):
-        if name in seen:
-            return False
-        seen.add(name)
-        return "metal_kernel(" in texts[name] or any(makes_kernel(each, seen) for each in imported[name] & texts.keys())
+    def makes_kernel(name):
+        return any(b"metal_kernel(" in text for text in code_of(name).values())
 
-    assert {name for name in SUPPORTED if makes_kernel(name, set())} == UNPROVEN_ON_METAL.keys()
+    assert set(filter(makes_kernel, SUPPORTED)) == UNPROVEN_ON_METAL.keys()
 
 
 class Reached(Exception):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from node.core.errors import BadRequest
-from node.model.picture_form import MAX_PIXELS, PictureForm, picture_form
+from node.model.picture_form import MAX_PIXELS, PictureForm, deep_layers, picture_form
 
 MISTRAL_SMALL = {
     "model_type": "mistral3",
@@ -34,6 +34,37 @@ QWEN2_5_VL = {
     "vocab_size": 151936,
     "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14, "spatial_merge_size": 2},
 }
+QWEN3_VL = {
+    "model_type": "qwen3_vl",
+    "text_config": {"vocab_size": 151936},
+    "vision_config": {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "out_hidden_size": 4096,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "deepstack_visual_indexes": [8, 16, 24],
+    },
+}
+QWEN3_5 = {
+    **QWEN3_VL,
+    "model_type": "qwen3_5",
+    "vision_config": {**QWEN3_VL["vision_config"], "deepstack_visual_indexes": []},
+}
+LLAMA4 = {
+    "model_type": "llama4",
+    "text_config": {"vocab_size": 202048, "hidden_size": 5120},
+    "vision_config": {
+        "hidden_size": 1408,
+        "intermediate_size": 5632,
+        "num_attention_heads": 16,
+        "patch_size": 14,
+        "image_size": 336,
+        "pixel_shuffle_ratio": 0.5,
+    },
+}
+TILE = {"max_patches": 16, "size": {"height": 336, "width": 336}, "resample": 2, "resize_to_max_canvas": False}
+EDGES = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}
 LARGE = {"min_pixels": 3136, "max_pixels": 12845056}
 
 
@@ -52,6 +83,13 @@ def form_of(config: dict[str, Any], processor: dict[str, Any]) -> PictureForm:
         (QWEN2_VL, LARGE, (640, 480), (644, 476), 23 * 17),
         (QWEN2_5_VL, {}, (4032, 3024), (1148, 840), 41 * 30),
         (QWEN2_5_VL, LARGE, (10, 10), (56, 56), 4),
+        (QWEN3_VL, EDGES, (640, 480), (640, 480), 20 * 15),
+        (QWEN3_5, EDGES, (100, 50), (384, 192), 12 * 6),
+        (LLAMA4, TILE, (100, 50), (336, 336), 144),
+        (LLAMA4, TILE, (640, 480), (672, 1008), 144 * 5),
+        (LLAMA4, TILE, (4032, 3024), (1344, 1344), 144 * 13),
+        (LLAMA4, {}, (10_000, 10), (16 * 336, 672), 144 * 17),
+        (LLAMA4, {**TILE, "max_patches": 1}, (640, 480), (336, 336), 144),
     ],
 )
 def test_sizes(
@@ -73,11 +111,32 @@ def test_a_picture_that_is_far_too_long() -> None:
         form_of(QWEN2_VL, {}).size(10_000, 10)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_vl", None, 7, []])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_omni", None, 7, []])
 def test_others_take_none(kind: Any) -> None:
     assert picture_form({**QWEN2_VL, "model_type": kind}, {}) is None
     assert picture_form({"model_type": "qwen2_vl"}, {}) is None, "a conversion for text alone"
 
 
 def test_memory_of_the_largest_picture() -> None:
-    assert 1 < form_of(MISTRAL_SMALL, {}).work_bytes / 2**30 < 2
+    assert 2 < form_of(MISTRAL_SMALL, {}).work_bytes / 2**30 < 3
+    assert 170 < form_of(LLAMA4, {}).work_bytes / 2**20 < 220, "a tile at a time"
+    features = form_of(QWEN3_VL, {}).work_bytes - form_of(QWEN3_5, {}).work_bytes
+    assert features == 8 * 3 * 4096 * (MAX_PIXELS // 32**2)
+    assert form_of(QWEN3_VL, {}).work_bytes == form_of(QWEN3_VL, EDGES).work_bytes, "plans know no settings of sizes"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"resize_to_max_canvas": True}, {"size": {"height": 224, "width": 224}}, {"max_patches": 0}]
+)
+def test_tiles_with_other_settings_are_not_taken(settings: dict[str, Any]) -> None:
+    assert picture_form(LLAMA4, TILE | settings) is None
+
+
+def test_numbers_of_the_towers_training() -> None:
+    assert form_of(QWEN3_VL, {}).mean == form_of(QWEN3_5, {}).std == (0.5, 0.5, 0.5)
+    assert form_of(QWEN2_VL, {}).mean[0] == 0.48145466
+
+
+def test_layers_behind_which_features_of_pictures_come() -> None:
+    assert deep_layers(QWEN3_VL) == 3
+    assert not any(map(deep_layers, (QWEN3_5, QWEN2_VL, MISTRAL_SMALL, {"vision_config": 7}, {})))
