@@ -55,7 +55,6 @@ def names_of(chain: bytes) -> list[str]:
 
 
 def state_name(name: str) -> str:
-    """The name of the state behind a block."""
     return sha256(f"state {name}".encode()).digest()[:NAME_BYTES].hex()
 
 
@@ -87,10 +86,14 @@ def decode(file: BinaryIO, name: str, wanted: Container[int]) -> dict[int, dict[
         for cache in map(int, digests.keys() - {"block"}):
             if cache in wanted:
                 found[cache] = {}
+        at = 0
         for full_key, entry in header.items():
             cache, _, key = full_key.partition(".")
+            dtype, shape, end = _place(entry, at)
             if int(cache) in found:
-                found[int(cache)][key] = _tensor(file, 8 + length, entry)
+                file.seek(8 + length + at)
+                found[int(cache)][key] = Tensor(_MLX[dtype], shape, _read(file, end - at))
+            at = end
         for each, tensors in found.items():
             if digests[str(each)] != _digest(name, each, tensors):
                 raise Damaged(f"cache {each} has another digest")
@@ -99,21 +102,27 @@ def decode(file: BinaryIO, name: str, wanted: Container[int]) -> dict[int, dict[
     return found
 
 
-def _tensor(file: BinaryIO, begin: int, entry: Any) -> Tensor:
-    """Read a tensor, whose entry is untrusted. Raises what `decode` takes for Damaged."""
+def _place(entry: Any, at: int) -> tuple[str, tuple[int, ...], int]:
+    """A tensor's dtype, shape and end. Its entry is untrusted: it lies at `at`, behind the one before, and so shares no bytes.
+
+    Raises what `decode` takes for Damaged.
+    """
     dtype, shape = entry["dtype"], entry["shape"]
-    at, end = entry["data_offsets"]
+    begin, end = entry["data_offsets"]
     if not 0 < len(shape) <= _MAX_AXES or not all(
-        type(number) is int and 0 <= number < 2**40 for number in (*shape, at, end)
+        type(number) is int and 0 <= number < 2**40 for number in (*shape, begin, end)
     ):
-        raise ValueError(f"a tensor of shape {str(shape)[:100]} at {at!r:.50}")
-    if not end - at == _BYTES[dtype] * math.prod(shape) <= MAX_BYTES:
-        raise ValueError(f"a tensor of shape {shape} has {end - at} bytes")
-    file.seek(begin + at)
-    data = file.read(end - at)
-    if len(data) != end - at:
-        raise ValueError(f"it ends after {len(data)} of {end - at} bytes of a tensor")
-    return Tensor(_MLX[dtype], tuple(shape), data)
+        raise ValueError(f"a tensor of shape {str(shape)[:100]} at {begin!r:.50}")
+    if begin != at or not end - at == _BYTES[dtype] * math.prod(shape) <= MAX_BYTES:
+        raise ValueError(f"a tensor of shape {shape} lies at {begin} to {end}, behind {at} bytes")
+    return dtype, tuple(shape), end
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise ValueError(f"it ends after {len(data)} of {size} bytes of a tensor")
+    return data
 
 
 def _digest(name: str, cache: int, tensors: Mapping[str, Tensor]) -> str:

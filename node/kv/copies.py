@@ -6,12 +6,12 @@ measured bandwidth, in small parts. The successor of a lost stage finds a copy a
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from node.core.errors import PippinError
 from node.core.frames import SequenceId
+from node.core.lru_cache import keep
 from node.core.nodes import Address
 from node.core.reports import NodeReport, Path
 from node.kv.blocks import NAME_BYTES, encode, names_of
@@ -37,7 +37,7 @@ _MAX_COPIED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class CopyKeeper:
     """The node that gets the copies."""
 
     address: Address
@@ -54,7 +54,7 @@ def keeper_of(
     before: str,
     *,
     wireless: bool,
-) -> Keeper | None:
+) -> CopyKeeper | None:
     """The node that is to keep copies of the KV of `me`: `before`, if it still can, else an idle one, else the next one by id,
     so that the nodes of a ring have different ones. Over Wi-Fi only if `wireless`. None if there is none.
     """
@@ -68,11 +68,13 @@ def keeper_of(
                 able[path.to] = path
     first = min(able, key=lambda node: (node != before, bool(told[node].stages), node <= me, node), default="")
     address = address_of(first) if first else None
-    return Keeper(address, told[first].kv_budget, able[first].bytes_per_s) if address else None
+    return CopyKeeper(address, told[first].kv_budget, able[first].bytes_per_s) if address else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sequence:
+class _Uncopied:
+    """A sequence of which something is yet to be copied."""
+
     number: SequenceId
     model: str
     chain: bytes
@@ -83,13 +85,11 @@ class _Sequence:
 @dataclass(slots=True, eq=False)
 class KvCopies:
     exchange: KvExchange
-    keeper: Callable[[str], Keeper | None]
+    keeper: Callable[[str], CopyKeeper | None]
     """The node that is to have the copies; given is the one that had them before, empty if there was none."""
     _keeper: str = ""
-    _waiting: OrderedDict[SequenceId, _Sequence] = field(default_factory=OrderedDict[SequenceId, _Sequence])
-    _copied: OrderedDict[tuple[Address, SequenceId], bytes] = field(
-        default_factory=OrderedDict[tuple[Address, SequenceId], bytes]
-    )
+    _waiting: dict[SequenceId, _Uncopied] = field(default_factory=dict[SequenceId, _Uncopied])
+    _copied: dict[tuple[Address, SequenceId], bytes] = field(default_factory=dict[tuple[Address, SequenceId], bytes])
     """The names of the first blocks of a sequence that a node is known to have."""
     _copying: asyncio.Task[None] | None = None
 
@@ -104,20 +104,17 @@ class KvCopies:
         """Begin to copy what this node's disk has of a sequence. `block_bytes`: about those of a block of these caches."""
         if block_bytes > MAX_COPIED_BYTES or not self.keeper(self._keeper):
             return
-        self._waiting.pop(number, None)
-        self._waiting[number] = _Sequence(number, model, chain, caches, block_bytes)
-        if len(self._waiting) > _MAX_WAITING:
-            self._waiting.popitem(last=False)
+        keep(self._waiting, number, _Uncopied(number, model, chain, caches, block_bytes), _MAX_WAITING)
         if self._copying is None or self._copying.done():
             self._copying = asyncio.create_task(self._copy_all(), name="copies of KV")
 
     async def recall(self) -> None:
         """The device of this node has failed: what it computed may be wrong, and is to be deleted wherever it is."""
-        waiting, self._waiting = self._waiting, OrderedDict()
+        waiting, self._waiting = self._waiting, {}
         if self._copying:
             self._copying.cancel()
             await asyncio.wait([self._copying])
-        wrong, self._copied = self._copied, OrderedDict()
+        wrong, self._copied = self._copied, {}
         for (peer, number), chain in wrong.items():
             if number in waiting and waiting[number].chain.startswith(chain):
                 wrong[peer, number] = waiting[number].chain  # of which one more block may have come
@@ -142,7 +139,7 @@ class KvCopies:
             if self._waiting.get(sequence.number) is sequence:
                 del self._waiting[sequence.number]
 
-    async def _is_copied(self, sequence: _Sequence) -> bool:
+    async def _is_copied(self, sequence: _Uncopied) -> bool:
         """Copy what can be. Returns whether to go on with other sequences."""
         keeper = self.keeper(self._keeper)
         self._keeper = keeper.address.node if keeper else ""
@@ -155,14 +152,14 @@ class KvCopies:
             return False
         return True
 
-    async def _copy(self, sequence: _Sequence, keeper: Keeper) -> None:
+    async def _copy(self, sequence: _Uncopied, keeper: CopyKeeper) -> None:
         peer, chain = keeper.address, sequence.chain
         key = peer, sequence.number
         if key not in self._copied or not chain.startswith(self._copied[key]):
             found = {peer: await self.exchange.client.find_kv(peer, chain)}
             lacking = [set(sequence.caches)] * (len(chain) // NAME_BYTES)
             count, _ = await self.exchange.pool.run(sources, found, lacking)
-            self._note(key, chain[: count * NAME_BYTES])
+            keep(self._copied, key, chain[: count * NAME_BYTES], _MAX_COPIED)
         rate = min(SHARE * (keeper.bytes_per_s or UNMEASURED), MOST_BYTES_PER_S)
         for end in range(len(self._copied[key]) + NAME_BYTES, len(chain) + 1, NAME_BYTES):
             if end // NAME_BYTES * sequence.block_bytes > keeper.budget:  # it would drive out the first ones
@@ -171,13 +168,7 @@ class KvCopies:
             if block is None or len(block) > MAX_COPIED_BYTES:
                 return
             await self.exchange.client.keep_kv(peer, sequence.model, chain[:end], block, rate)
-            self._note(key, chain[:end])
-
-    def _note(self, key: tuple[Address, SequenceId], chain: bytes) -> None:
-        self._copied[key] = chain
-        self._copied.move_to_end(key)
-        if len(self._copied) > _MAX_COPIED:
-            self._copied.popitem(last=False)
+            keep(self._copied, key, chain[:end], _MAX_COPIED)
 
     def _read(self, name: bytes, caches: range) -> bytes | None:
         """A block's bytes; None if the disk has lost some of it."""

@@ -7,7 +7,7 @@ knows its name, and so the text. Whoever sends one could as well compute a stage
 import asyncio
 import io
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from node.core.errors import BadRequest, NotAdmitted, Overloaded, PeerTimeout, P
 from node.core.frames import Tensor
 from node.core.nodes import Address, Caller
 from node.core.pool import Pool
+from node.core.quota import Quota
 from node.core.units import format_bytes
 from node.kv.blocks import Damaged, Kv, decode, encode, names_of
 from node.kv.store import KvStore
@@ -52,8 +53,8 @@ class KvExchange:
     others: Callable[[], Sequence[Address]]
     """The other nodes of the cluster that have KV on their disks."""
     is_member: Callable[[Caller], bool]
-    _readers: Counter[str] = field(default_factory=Counter[str])
-    _writers: Counter[str] = field(default_factory=Counter[str])
+    _readers: Quota = field(default_factory=lambda: Quota("KV is being sent", MAX_READERS, MAX_READERS_OF_ONE))
+    _writers: Quota = field(default_factory=lambda: Quota("Copies of KV come", MAX_WRITERS, MAX_WRITERS_OF_ONE))
     _silent: dict[Address, float] = field(default_factory=dict[Address, float])
     """Nodes that did not answer, and until when they are not asked."""
     _turns: defaultdict[Address, asyncio.Semaphore] = field(
@@ -73,37 +74,23 @@ class KvExchange:
 
     async def read(self, chain: bytes, caches: range, caller: Caller) -> AsyncGenerator[bytes, None]:
         self._check(caller)
-        reader, total = caller.node or caller.address, self._readers.total()
-        if total >= MAX_READERS or self._readers[reader] >= MAX_READERS_OF_ONE:
-            raise Overloaded(f"KV is being sent {total} times already, {self._readers[reader]} times to {reader}.")
-        self._readers[reader] += 1
-        try:
+        with self._readers.use(caller.name):
             for name in names_of(chain):
                 kv = await self.pool.run(self.store.read, name, caches)
                 if len(kv) < len(caches):
                     return
                 yield await self.pool.run(_joined, name, kv)
-        finally:
-            self._readers -= Counter((reader,))  # without those that have none left
 
     async def keep(self, model: str, chain: bytes, parts: AsyncIterator[bytes], caller: Caller) -> None:
         """See KvHandler."""
         self._check(caller)
-        writer = caller.node or caller.address
-        if self._writers.total() >= MAX_WRITERS or self._writers[writer] >= MAX_WRITERS_OF_ONE:
-            raise Overloaded(
-                f"Copies of KV come {self._writers.total()} times already, {self._writers[writer]} times from {writer}."
-            )
-        self._writers[writer] += 1
-        try:
+        with self._writers.use(caller.name):
             data = bytearray()
             async for part in parts:
                 data += part
                 if len(data) > MAX_COPIED_BYTES:
                     raise BadRequest(f"A copy of a block of KV has more than {MAX_COPIED_BYTES:,} bytes.")
             await self.pool.run(self._keep, model, names_of(chain), data)
-        finally:
-            self._writers -= Counter((writer,))
 
     def _keep(self, model: str, names: list[str], data: bytearray) -> None:
         try:
@@ -121,7 +108,7 @@ class KvExchange:
         """See KvHandler."""
         self._check(caller)
         for name in names_of(chain):
-            await self.pool.run(self.store.discard, name, f"a device of {caller.node or caller.address} has failed")
+            await self.pool.run(self.store.discard, name, f"a device of {caller.name} has failed")
 
     def _check(self, caller: Caller) -> None:
         if not self.is_member(caller):

@@ -107,9 +107,14 @@ class Admission:
             replaced = self.waiting.replaceable(session, lambda each: not each.generated)
             if replaced is None:
                 raise Overloaded(f"The queue of {len(self.waiting)} requests is full.", hint="Try again in a moment.")
-        pixels = sum(each.pixel_bytes for each in (session, *self.sessions())) if session.pixel_bytes else 0
-        if pixels > MAX_PIXEL_BYTES and not session.request.resume:
-            raise Overloaded(f"Pictures of {pixels:,} bytes wait here.", hint="Try again in a moment.")
+        if session.pixel_bytes and not session.request.resume:
+            with_pictures = [each for each in (session, *self.sessions()) if each.pixel_bytes]
+            pixels = sum(each.pixel_bytes for each in with_pictures)
+            own = sum(each.pixel_bytes for each in with_pictures if each.client == session.client)
+            if pixels > MAX_PIXEL_BYTES or own > MAX_PIXEL_BYTES // 2:
+                raise Overloaded(
+                    f"Pictures of {pixels:,} bytes are here, {own:,} of them yours.", hint="Try again in a moment."
+                )
         self.waiting.add(session)
         return replaced
 
@@ -192,9 +197,11 @@ class Admission:
                 if not self._preempt_for(session):
                     return
             match, shared = self._beginning(session)
-            if not self._restores(session, max(match.tokens if match else 0, shared[1] if shared else 0)):
+            here = max(match.tokens if match else 0, shared[1] if shared else 0)
+            # Else it waits for KV from disks before it begins.
+            if not (self.may_reuse(session) and self.restoring.ask(session, here, self.chunk_size.token_s)):
                 self.waiting.admit(session)
-                self._begin(session, home, match, shared)
+                self._begin(session, home, match, shared, here)
             self.evict()
 
     def _beginning(self, session: Session) -> tuple[Match | None, tuple[Slot, int] | None]:
@@ -203,10 +210,6 @@ class Admission:
             return None, None
         shared = most_shared(session, self.slots()) if self.plan.trimmable else None
         return self.prefixes.best(session.tokens[:-1]), shared
-
-    def _restores(self, session: Session, here: int) -> bool:
-        """Whether a session waits for KV from disks before it begins."""
-        return self.may_reuse(session) and self.restoring.ask(session, here, self.chunk_size.token_s)
 
     def restored(self, asked: Restore, told: Restore) -> None:
         """The stages have looked for what they were `asked` for; `told`: what all of them have made a prefix of."""
@@ -247,7 +250,7 @@ class Admission:
         """The session to admit next: none whose beginning is being computed for another one, and while LONG_PROMPTS long
         prompts run, only one whose prompt needs a single step.
         """
-        running = (prefill for prefill in self.prefills if not prefill.is_blind)
+        running = (prefill for prefill in self.prefills if prefill.begun or not prefill.is_blind)
         long = sum(1 for prefill in running if prefill.slots[0].unsent > self.limits.chunk)
         computing = [slot for prefill in self.prefills for slot in prefill.slots if not slot.gone]
         may_share = self.plan.trimmable  # at a position where the other one is not
@@ -262,8 +265,9 @@ class Admission:
 
         return self.waiting.next(may_begin)
 
-    def _begin(self, session: Session, home: Lane, match: Match | None, shared: tuple[Slot, int] | None) -> None:
-        reused = max(match.tokens if match else 0, shared[1] if shared else 0)
+    def _begin(
+        self, session: Session, home: Lane, match: Match | None, shared: tuple[Slot, int] | None, reused: int
+    ) -> None:
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, lane, state_at=self._state_at(session), sent=reused, cached=reused)
         self.waiting.bill(session, slot.unsent)
@@ -347,6 +351,8 @@ class Admission:
     def _state_at(self, session: Session) -> int:
         """See Slot: after all of a prompt but its last tokens, as the next one may go on differently."""
         whole = whole_tokens(session)
+        while session.axes and (end := session.axes.whole_end(0, whole)) != whole:
+            whole = min(end, whole - 1) // BLOCK * BLOCK
         needs_state = not (self.plan.trimmable or self.plan.chunked or session.evaluate_request)
         return whole if self.limits.stored and needs_state and whole >= MIN_STORED else 0
 

@@ -28,15 +28,15 @@ class Asking:
         on_done: Callable[[], None],
         on_failed: Callable[[PippinError], None],
         *,
-        alone: bool,
+        has_one_stage: bool,
     ) -> None:
-        """`taking`: of this stage. `on_done`: a session waits no longer. `alone`: there are no other stages."""
+        """`taking`: of this stage. `on_done`: a session waits no longer. `has_one_stage`: the ring has no other."""
         self._taking = taking
         self._pipeline = pipeline
         self._admission = admission
         self._on_done = on_done
         self._on_failed = on_failed
-        self._alone = alone
+        self._has_one_stage = has_one_stage
         self._tasks: dict[SequenceId, asyncio.Task[None]] = {}
         self._told: dict[SequenceId, asyncio.Future[Restore]] = {}
         """What the other stages will say."""
@@ -65,8 +65,7 @@ class Asking:
                     break
                 told = replace(told, chain=b"", pending=False, longest=0)
                 await self._taking.wait(number, ASK_S)
-            if told.tokens < asked.least:
-                self._taking.forget([Forget(number)])
+            self._taking.forget([Forget(number)])
             self._admission.restored(asked, told)
             del self._tasks[number]
             self._on_done()
@@ -78,7 +77,7 @@ class Asking:
     async def _round(self, asked: Restore) -> Restore:
         """What all stages have of it now."""
         here = self._taking.told(asked)
-        if self._alone or here.tokens < asked.least:
+        if self._has_one_stage or here.tokens < asked.least:
             return here
         told: asyncio.Future[Restore] = asyncio.get_running_loop().create_future()
         self._told[asked.number] = told

@@ -5,7 +5,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 
 from node.core.clock import now
 from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost, as_pippin_error, error_from
@@ -58,7 +57,7 @@ class Driver:
         self._on_ended = on_ended
         self._compute = compute
         self.runner = runner
-        self._alone = open_link is None
+        self._has_one_stage = open_link is None
         self._pipeline = Pipeline(ring, open_link, self.end)
         self._scheduler, self._admission = scheduler, scheduler.admission
         self._guessing = guessing or Guessing()
@@ -78,7 +77,9 @@ class Driver:
         """KV of `_leftover` that this stage has. The other stages are asked for theirs before anything else is sent."""
         self._stored = stored
         taking = Taking(stored, runner)
-        self._asking = Asking(taking, self._pipeline, self._admission, self._wake.set, self.end, alone=self._alone)
+        self._asking = Asking(
+            taking, self._pipeline, self._admission, self._wake.set, self.end, has_one_stage=self._has_one_stage
+        )
         self._seeing = Seeing(compute, runner, self._admission, self._wake.set)
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
@@ -89,6 +90,7 @@ class Driver:
     def traffic(self) -> RingTraffic:
         while self._sampled_at and self._sampled_at[0] < now() - RATE_S:
             self._sampled_at.popleft()
+        prompts = [prefill for prefill in self._admission.prefills if not prefill.gone]
         return RingTraffic(
             self.ring.id,
             running=self._admission.running,
@@ -101,6 +103,9 @@ class Driver:
             used_at=self._used_at,
             foretold=self._scheduler.alone.foretold,
             token_ms=self._scheduler.alone.token_ms,
+            prompt_tokens=sum(each.progress.total for each in prompts),
+            prompt_done=sum(each.progress.done for each in prompts),
+            prompt_tokens_per_second=sum(each.rate.at(each.progress.done) for each in prompts),
         )
 
     @property
@@ -174,7 +179,7 @@ class Driver:
                 # If this stage has nothing of what earlier rings left, what the others have is of no use.
                 left = tuple(Held(number, len(tokens)) for number, tokens in self._leftover.items())
                 self._held = await self._compute.run(self.runner.inherit, left)
-                if not self._ended and (self._alone or not self._held):
+                if not self._ended and (self._has_one_stage or not self._held):
                     self._begin_with(self._held)
             while not self._ended:
                 await self._wake.wait()
@@ -186,7 +191,9 @@ class Driver:
             self.end(as_pippin_error(error))
 
     async def _send_all(self) -> None:
-        """Send steps as long as there are any and not all stages are busy."""
+        """Send steps as long as there are any and not all stages are busy: certain ones first; then guesses behind which others can
+        follow, those for which the draft model has to be asked, and those with padding.
+        """
         pipeline, scheduler = self._pipeline, self._scheduler
         while not (self._ended or pipeline.asking or scheduler.flight.is_full):
             if self._held and self._admission.waiting:
@@ -197,7 +204,7 @@ class Driver:
                 continue
             step = scheduler.next()
             self._asking.begin()
-            self._seeing.begin()
+            self._seeing.begin(step)
             if step:
                 await self._send(step)
             elif ops := self._admission.pop_ops():
@@ -208,17 +215,20 @@ class Driver:
                 self._keep(ops)
             elif self._compute.waiting:
                 return
+            elif guess := scheduler.guess(whole=True):
+                await self._send(guess)
+            elif await self._guessing.guess(self._compute, scheduler):
+                continue
             elif guess := scheduler.guess():
                 await self._send(guess)
-            elif not await self._guessing.guess(self._compute, scheduler):
+            else:
                 return
 
     async def _send(self, step: Step) -> None:
         begun_at = now()
-        frame = self._pipeline.frame(step=step)
-        frame = replace(frame, every=frame.every or self._guessing.wants_all(step, self._scheduler))
-        if self._alone:
-            await self._run_alone(step, frame, begun_at)
+        frame = self._pipeline.frame(step=step, every=self._guessing.wants_all(step, self._scheduler))
+        if self._has_one_stage:
+            await self._run_whole(step, frame, begun_at)
             self._keep(step.ops)
             return
         self._pipeline.open()
@@ -237,7 +247,7 @@ class Driver:
         if self._stored:
             self._stored.keep(self.runner, self.ring.model, ops)
 
-    async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
+    async def _run_whole(self, step: Step, frame: Frame, begun_at: float) -> None:
         """Run a step of a ring of one stage, and the lane's next ones until something else is to be done. Each lands while
         the next one is computed.
         """
@@ -354,7 +364,7 @@ class Driver:
         """Begin with the KV that all stages have. No step is in flight."""
         if held:
             tokens = sum(each.tokens for each in held)
-            log.info("ring %s begins with the KV of %d tokens, of %d sequences", self.ring.id, tokens, len(held))
+            log.info("%s goes on with the KV of %d tokens, of %d sequences", self.ring.model, tokens, len(held))
         self._admission.inherit(self._leftover, held)
         self._leftover, self._held = {}, ()
         self._wake.set()
@@ -366,7 +376,8 @@ class Driver:
         ring.
         """
         if not self._ended:
-            log.warning("ring %s ended: %s", self.ring.id, reason)
+            fence = self.ring.fence
+            log.warning("placement %d.%d: the ring of %s ended: %s", fence.term, fence.epoch, self.ring.model, reason)
             chunk = self._admission.prompt_chunk
             self.give_up(RingLost(f"The ring ended: {reason.message}", hint=reason.hint))
             self._on_ended(reason, chunk)

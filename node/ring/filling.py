@@ -49,17 +49,17 @@ class Filling:
         certain: Sequence[int] = (),
         guessed: Sequence[int] = (),
         *,
-        alone: bool = False,
+        again: bool = False,
     ) -> tuple[tuple[int, ...], int]:
         """The tokens of the session's next step: the `certain` one, or none, and those that may come after these guesses, unless
-        it is to be `alone`; and how many at the end are there only because no shorter step has the same bits. `in_flight`:
+        it is computed `again` without guesses; and how many at the end are there only because no shorter step has the same bits. `in_flight`:
         steps of the session that are in the ring at once.
         """
         position = len(session.tokens) - len(certain) + len(guessed)
         right = session.guess_rate if len(self.family.costs) > 1 else 0.0
         size = self._best_size(right, in_flight, most_at(position, self.family))
         most = min(size, most_at(position, self.family)) - len(certain)
-        tokens = [*certain, *(session.next_guesses(guessed, most) if self._guesses and not alone else ())]
+        tokens = [*certain, *(session.next_guesses(guessed, most) if self._guesses and not again else ())]
         if not tokens:
             return (), 0
         if len(tokens) != size:

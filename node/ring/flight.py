@@ -1,7 +1,7 @@
 """The steps that a driver has sent: which of them are certain, which are guesses, and how many more may follow. Pure.
 
 A step begins its life when it is sent. It comes back to the driver, its results are computed, and it lands. Where a
-session is alone in its lane, guesses at its next tokens may follow a certain token in the same step, and more of them in
+session has its lane to itself, guesses at its next tokens may follow a certain token in the same step, and more of them in
 steps behind it, which are guesses themselves: they are sent before the token of the step before them is drawn. When that
 step lands, the verdict says how many guesses are right, up to the first one of the step behind: then this step is certain
 from then on, else all steps behind are wrong. A wrong one still comes back, and lands nowhere.
@@ -64,12 +64,13 @@ class Step:
     @property
     def shifts(self) -> tuple[int, ...]:
         """See Frame.shifts: of text behind all pictures."""
-        axes = [slot.session.axes for slot in self.rows]
-        return tuple(each.shift if each else 0 for each in axes) if any(axes) and not self.spans else ()
+        axes = (slot.session.axes for slot in self.rows)
+        shifts = tuple(each.shift if each else 0 for each in axes)
+        return shifts if any(shifts) and not self.spans else ()
 
     @property
     def seen(self) -> Seen | None:
-        """The embeddings of pictures in a prompt, which is the only row then."""
+        """The embeddings of a picture in a prompt, which is the only row then."""
         seen = self.rows[0].seen if self.rows and self.of_prompt else None
         return seen.at(self.begin) if seen else None
 
@@ -161,6 +162,10 @@ class Flight:
         own = [token for step in certain for token in step.guesses]
         return own + [token for step in self._guesses(lane) for token in (step.tokens[0][0], *step.guesses)]
 
+    def own_guesses(self, lane: SequenceId) -> int:
+        """Number of those in the lane's certain step, which need no step of their own."""
+        return sum(len(step.guesses) for step in self._lanes.get(lane, ())[:1])
+
     def is_padded(self, lane: SequenceId) -> bool:
         """Whether the lane's last step in flight has tokens that nobody guessed."""
         return any(step.padding for step in self._lanes.get(lane, ())[-1:])
@@ -189,11 +194,11 @@ class Flight:
         return sum(len(self._guesses(lane)) for lane in self._lanes)
 
     @property
-    def places(self) -> int:
+    def most_guessed(self) -> int:
         """Number of steps of guesses that may be in flight beside the certain ones."""
         return self._stages + self.wire_is_slow - self._certain
 
     @property
-    def free_places(self) -> int:
-        """Number of steps of guesses for which a stage is idle or will be. The next step of a lane that is landing comes before any."""
-        return self.places - self.guessed - len(self._wrong)
+    def free_stages(self) -> int:
+        """Number of further steps of guesses for which a stage is idle or will be. The next step of a lane that lands comes first."""
+        return self.most_guessed - self.guessed - len(self._wrong)

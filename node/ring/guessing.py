@@ -34,7 +34,7 @@ class GuessSource(Protocol):
     observes: bool
     """Whether it needs what the last stage computes."""
     beyond: int
-    """Tokens that it should guess beyond those for which the ring has places: the job that finds the first guess right can begin
+    """Tokens that it should guess beyond the steps that may be in flight: the job that finds the first guess right can begin
     the step of the last one. Worth it if a guess is as good then as later.
     """
     is_catching_up: bool
@@ -105,7 +105,8 @@ class Guessing:
         count = 0 if every else len(verdict.results)
         self._results.append((list(slot.session.tokens), end, tensors, count))
         if every or len(self._results) > _MOST_RESULTS:
-            compute.queue(_observe, self.source, self._results)
+            observed = compute.queue(_observe, self.source, self._results)
+            observed.add_done_callback(lambda done: done.cancelled() or done.exception())  # it ends the ring by itself
             self._results = []
 
     async def guess(self, compute: Compute, scheduler: Scheduler) -> bool:

@@ -52,12 +52,14 @@ from node.text.grammars import Grammars
 
 log = logging.getLogger(__name__)
 
-PICTURES_PROTOCOL = 11
-"""The first protocol whose stages know positions in three axes."""
+PICTURES_PROTOCOL, MUTUAL_PROTOCOL = 11, 12
+"""The first protocols whose stages know of pictures, and of those whose places see each other."""
 MEASURE_S = 10.0
 """Time after which a node measures again how quickly it computes what it has loaded: other loads have ended by then. Twice as long
 each further time, until two measurements agree.
 """
+MOST_BUSY = 30
+"""So many times in a row it is put off as sessions are served; then they wait for it."""
 IDLE_LOOK_S = 10.0
 """Interval at which a node looks whether it should still keep layers that no ring uses."""
 FRAMES_WAIT_S = 2.0
@@ -86,7 +88,7 @@ class Rings:
         self._grammars = grammars
         self._usable = options.usable
         self._shards = LoadedShards(compute, fetch, marked)
-        self._roles = Roles(agent, agent.book, compute, client, self._shards, options, stored)
+        self._roles = Roles(agent, compute, client, self._shards, options, stored)
         self._parts: dict[str, RingPart] = {}
         """By the ring's id."""
         self._leaving: list[RingPart] = []
@@ -153,9 +155,10 @@ class Rings:
         driver = self._driver(ring)
         alive = self._agent.alive() if request.pictures else ()
         nodes = [report.info for report in alive if report.info.id in driver.ring.nodes]
-        if any(node.protocol < PICTURES_PROTOCOL for node in nodes):
+        first = MUTUAL_PROTOCOL if driver.runner.has_mutual_pictures else PICTURES_PROTOCOL
+        if any(node.protocol < first for node in nodes):
             raise ModelUnsupported(
-                "A node of this ring is of an earlier version, which knows of no pictures.", hint="Update all nodes."
+                "A node of this ring is of an earlier version, which knows no such pictures.", hint="Update all nodes."
             )
         return requests.generate(driver, self._grammars, request)
 
@@ -284,7 +287,7 @@ class Rings:
         role, part.role = part.role, None
         if role is None:
             return None
-        log.info("ring %s: left", part.ring.id)
+        log.debug("ring %s: left", part.ring.id)
         # Another ring that runs on these layers would never ask for the KV.
         keep = not any(other.role and other.shard == part.shard for other in others)
         left = await role.close(replaced(part.ring.id), keep=keep)
@@ -335,13 +338,20 @@ class Rings:
 
     async def _measure(self, shard: Shard) -> None:
         """Measure a shard until its model's speed is known, or it is unloaded."""
-        pause = MEASURE_S
+        pause, busy = MEASURE_S, 0
         while self._shards.get(shard) and not self._shards.speeds.is_known(shard):
             await asyncio.sleep(in_step(pause))
-            pause *= 2
-            await self._shards.measure(shard)
+            if not await self._shards.measure(shard, self._computes if busy < MOST_BUSY else lambda: False):
+                busy += 1
+                continue
+            pause, busy = 2 * pause, 0
             self._agent.touch()
         self._measuring.discard(shard)
+
+    def _computes(self) -> bool:
+        """Whether sessions have KV in a ring of this node: a measurement would hold up their steps. In any thread."""
+        roles = (part.role for part in list(self._parts.values()))
+        return any(role.runner.has_sessions for role in roles if role)
 
     def _waiting(self, shard: Shard) -> list[RingPart]:
         """The parts that wait for this shard to be loaded, as their stage or as their draft model."""

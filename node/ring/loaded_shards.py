@@ -168,35 +168,42 @@ class LoadedShards:
             size = format_bytes(stage.weight_bytes)
             shared = sum(weight.nbytes for weight in taken.intersection(stage.weights.values()))
             size += f", of which {format_bytes(shared)} were in memory" if shared else ""
-            log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
             self._loaded[shard] = LoadedShard(stage, directory)
             if self.speeds.is_stale(shard, now()) and not self._loaded[shard].is_mtp:
-                await self.measure(shard)
+                await self.measure(shard, level=logging.INFO)
+            log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
 
-    async def measure(self, shard: Shard) -> None:
-        """Measure the speed of a shard, if it is still in memory."""
+    async def measure(
+        self, shard: Shard, is_held_up: Callable[[], bool] = lambda: False, *, level: int = logging.DEBUG
+    ) -> bool:
+        """Measure the speed of a shard, if it is still in memory. Returns False if `is_held_up` was true meanwhile, asked in any
+        thread. `level`: of the log's line.
+        """
         if not (loaded := self._loaded.get(shard)):
-            return
+            return True
         try:
-            found = await self._compute.run_pieces(self._measuring(shard, loaded))
+            found = await self._compute.run_pieces(self._measuring(shard, loaded, is_held_up))
         except (*MLX_ERRORS, PippinError) as error:  # the layers may be of use all the same
             log.warning("could not measure the speed of %s: %s", shard.model, error)
-            return
+            return True
         if found:
             rate, tokens = format_bytes(round(found.bytes_per_s)), found.tokens_per_s
-            log.info("%s computes at %s/s of weights, and %.0f tokens/s of a prompt", shard.model, rate, tokens)
+            said = "layers %d-%d of %s compute %.0f tokens/s of a prompt, and read %s/s of weights"
+            log.log(level, said, shard.start, shard.end - 1, shard.model, tokens, rate)
             self.speeds.note(Speed(shard, found.bytes_per_s, found.tokens_per_s), now())
             self.speeds.note_rows(shard, found.groups, found.seconds)
             for family in self.speeds.families(shard):
-                said = ", ".join(f"{cost:.2f} for {count}" for count, cost in family.costs)
-                log.info(
-                    "%s: equal bits with these tokens of a session in a step, at the cost of %s", shard.model, said
-                )
+                costs = ", ".join(f"{cost:.2f} for {count}" for count, cost in family.costs)
+                said = "%s: equal bits with these tokens of a session in a step, at the cost of %s"
+                log.debug(said, shard.model, costs)
+        return found is not None or self._loaded.get(shard) is not loaded
 
-    def _measuring(self, shard: Shard, loaded: LoadedShard) -> Generator[float, None, Measured | None]:
-        """Ends without a result when the shard is unloaded: its weights may be freed between two pieces."""
+    def _measuring(
+        self, shard: Shard, loaded: LoadedShard, is_held_up: Callable[[], bool]
+    ) -> Generator[float, None, Measured | None]:
+        """Ends without a result when the shard is unloaded, as its weights may be freed between two pieces, or when it is held up."""
         pieces = measure(loaded.stage, self.speeds.groups(shard))
-        while self._loaded.get(shard) is loaded:
+        while self._loaded.get(shard) is loaded and not is_held_up():
             try:
                 yield next(pieces)
             except StopIteration as end:

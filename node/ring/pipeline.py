@@ -70,8 +70,10 @@ class Pipeline:
         step: Step | None = None,
         held: tuple[Held, ...] = (),
         restore: Restore | None = None,
+        *,
+        every: bool = False,
     ) -> Frame:
-        """A frame without tensors, which the runner adds, and without its number, which `send` gives it."""
+        """A frame without tensors, which the runner adds, and without its number, which `send` gives it. `every`: see Frame."""
         if step is None:
             return Frame(self._ring.id, self._ring.fence, 0, ops, held=held, restore=restore)
         return Frame(
@@ -81,7 +83,7 @@ class Pipeline:
             step.ops,
             step.lane,
             sampled=step.samples,
-            every=bool(step.evaluations),
+            every=every or bool(step.evaluations),
             lengths=step.lengths,
             shifts=step.shifts,
             spans=step.spans,

@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from node.core.clock import now
 from node.core.frames import SequenceId
+from node.core.generation import PromptProgress
+from node.core.rate import Rate
 from node.ring.lane import Lane
 from node.ring.session import Slot
 
@@ -41,6 +44,10 @@ class Prefill:
     """Seconds for each token of the last chunk; they grow with the position in the prompt."""
     most_alone: int = 0
     """Tokens of its chunks while it has the ring to itself. It stays, as times of chunks of different sizes can't be compared."""
+    progress: PromptProgress = field(default_factory=lambda: PromptProgress(0, 0))
+    """How far it is; of nothing before its first chunk is back, and if the first one is the last."""
+    rate: Rate = field(default_factory=lambda: Rate(now))
+    """Of its tokens, for who asks how far it is."""
 
     @property
     def gone(self) -> bool:
@@ -52,7 +59,7 @@ class Prefill:
 
     @property
     def is_blind(self) -> bool:
-        """Whether it waits for the embeddings of its pictures."""
+        """Whether it waits for the embeddings of a picture."""
         return self.slots[0].is_blind
 
     def fits(self, slot: Slot, most: int, *, pads: bool) -> bool:
@@ -62,24 +69,28 @@ class Prefill:
         """
         lengths = [slot.unsent, *(other.unsent for other in self.slots)]
         evaluated = {bool(other.evaluation) for other in (slot, *self.slots)}
-        alike = not (slot.is_blind or self.is_blind or self.slots[0].seen)
+        alike = not (slot.has_pictures or self.slots[0].has_pictures)
         alike = alike and self.cached == slot.cached and len(evaluated) == 1 and (pads or len(set(lengths)) == 1)
         return alike and not self.begun and len(lengths) * max(lengths) <= most
 
     def chunk(self, most: int, *, is_on_grid: bool) -> tuple[tuple[int, ...], ...]:
-        """The tokens of the next step, a row for each slot: of a single prompt at most `most`.
+        """The tokens of the next step, a row for each slot: of a single prompt at most `most`, none of a picture that is not seen
+        yet, and a whole picture if that may not be divided.
 
         `is_on_grid`: prompts are divided only at multiples of GRID, and generated tokens are replayed one by one.
         """
-        alone = len(self.slots) == 1
+        is_single = len(self.slots) == 1
         rows = []
         for slot in self.slots:
             prompt, end = len(slot.session.request.prompt), len(slot.session.tokens)
             if is_on_grid:
                 end = slot.sent + 1 if slot.sent >= prompt else min(slot.sent // GRID * GRID + GRID, prompt)
-            elif alone:
+            elif is_single:
                 end = min(slot.sent + most, end)
                 end = slot.state_at if slot.sent < slot.state_at < end else end
+            end = min(end, slot.sight)
+            if slot.session.axes:
+                end = slot.session.axes.whole_end(slot.sent, end)
             rows.append(tuple(slot.session.tokens[slot.sent : end]))
             slot.sent = end
         return tuple(rows)

@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
-from node.core.axes import Axes
 from node.core.errors import BadRequest, ModelUnsupported, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
@@ -21,8 +20,7 @@ async def generate(
     Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring ends or is replaced.
     """
     vocabulary = driver.runner.plan.vocabulary
-    grids = driver.runner.check_pictures(request.pictures) if request.pictures else []
-    axes = Axes(request.prompt, grids, vocabulary) if grids else None
+    axes = driver.runner.axes(request.pictures, request.prompt) if request.pictures else None
     words = (token for token in request.prompt if token < vocabulary) if request.pictures else request.prompt
     _check(driver, (*words, *request.resume, *(request.thinking.closing if request.thinking else ())))
     if max(request.prediction, default=0) >= vocabulary:

@@ -17,7 +17,6 @@ from node.engine.draft import DraftModel
 from node.engine.mtp_guesser import MtpGuesser
 from node.engine.runner import Runner
 from node.engine.stage import Stage
-from node.members.address_book import AddressBook
 from node.placement.frame_rows import family_of_ring
 from node.placement.speed import is_slow_wire
 from node.ring.driver import Driver
@@ -37,8 +36,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class RingPart:
-    """This node's part in a ring."""
-
     ring: Ring
     draft: Shard | None
     """The draft model or MTP layer, if this node drives the ring; None also if it could not be loaded."""
@@ -59,7 +56,6 @@ class Roles:
     def __init__(
         self,
         agent: Agent,
-        book: AddressBook,
         compute: Compute,
         client: RpcClient,
         shards: LoadedShards,
@@ -68,7 +64,6 @@ class Roles:
     ) -> None:
         self._stored = stored
         self._agent = agent
-        self._book = book
         self._compute = compute
         self._client = client
         self._shards = shards
@@ -116,17 +111,14 @@ class Roles:
 
     def _family(self, part: RingPart, kept: RowFamily | None) -> RowFamily:
         """What the stages of a ring that this node drives have proven. One of which nothing is heard has proven nothing."""
-        ring, heard = part.ring, {report.info.id: report for report in self._agent.alive()}
-        told = [
-            next((stage.families for stage in heard[node].stages if stage.ring == ring.id), ()) if node in heard else ()
-            for node in ring.nodes[1:]
-        ]
-        stages = [self._shards.speeds.families(part.shard), *told]
+        ring, reports = part.ring, self._agent.alive()
+        told = {each.info.id: stage.families for each in reports for stage in each.stages if stage.ring == ring.id}
+        stages = [self._shards.speeds.families(part.shard), *(told.get(node, ()) for node in ring.nodes[1:])]
         # Without guesses, further tokens would only take time.
         family = family_of_ring(stages, kept) if self._options.guesses else RowFamily()
         if not kept:
             counts = " or ".join(str(count) for count, _ in family.costs)
-            log.info("ring %s: steps of a single session have %s tokens", ring.id, counts)
+            log.debug("ring %s: steps of a single session have %s tokens", ring.id, counts)
         return family
 
     def _has_others(self) -> bool:
@@ -136,15 +128,15 @@ class Roles:
     def _token_s(self, part: RingPart) -> float:
         """See RingLimits."""
         files = part.ring.version.files
-        told = {report.info.id: report.speeds for report in self._agent.alive()}
-        known = {node: speed for node, speeds in told.items() for speed in speeds if speed.shard.version.files == files}
+        told = ((report.info.id, speed) for report in self._agent.alive() for speed in report.speeds)
+        known = {node: speed for node, speed in told if speed.shard.version.files == files}
         if own := self._shards.speeds.best(part.shard):  # not told before another measurement agrees
             known[self._agent.info.id] = own
         return slowest_token_s(part.ring.stages, known)
 
     def _open_link(self, node: str, on_broken: Callable[[PippinError], None]) -> FrameLink:
         """A link to the next stage. Raises PeerUnavailable when no address of its node is known."""
-        address = self._book.address_of(node)  # it may have changed since the ring began
+        address = self._agent.book.address_of(node)  # it may have changed since the ring began
         if address is None:
             raise PeerUnavailable(f"No address of node {node} is known.")
         return self._client.link(address, on_broken)

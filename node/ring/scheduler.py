@@ -79,18 +79,19 @@ class Scheduler:
             return self._run_chunk(prefill)
         return None
 
-    def guess(self) -> Step | None:
-        """A step of tokens that a session may draw next, if a stage is idle, for when `next` has no step.
+    def guess(self, *, whole: bool = False) -> Step | None:
+        """A step of tokens that a session may draw next, if a stage is idle, for when `next` has no step. `whole`: only one without
+        padding, behind which others can follow.
 
         It is computed as it will be if it turns out right; if not, all stages take it back.
         """
-        if self.flight.free_places < 1 or not self._may_guess:
+        if self.flight.free_stages < 1 or not self._may_guess:
             return None
         for lane, slot in sorted(self._guessing(), key=lambda pair: len(self.flight.guesses(pair[0].number))):
             tokens, padding = self.filling.next_tokens(
                 slot.session, self._in_flight, guessed=self.flight.guesses(lane.number)
             )
-            if tokens:
+            if tokens and not (whole and padding):
                 self.flight.sent(step := self._guess_step(lane, tokens, padding))
                 return step
         return None
@@ -124,7 +125,7 @@ class Scheduler:
         return Step(lane.number, (), rows, (tuple(tokens),), samples=True, unverified=unverified, padding=padding)
 
     def leads(self, slot: Slot) -> bool:
-        """Whether it is the oldest one: a draft model, or an MTP layer, follows one session at a time, of text alone."""
+        """Whether its session is the oldest one of text alone: a draft model, or an MTP layer, follows one at a time, the oldest."""
         if slot.session.request.pictures:
             return False
         slots = (each for lane in self.admission.lanes for each in lane.slots())
@@ -144,16 +145,16 @@ class Scheduler:
 
     def to_draft(self, context: int, beyond: int) -> tuple[Session, list[int]] | None:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
-        such session, or the ring has no place for guesses. `context`, `beyond`: see Source in node.ring.guessing.
+        such session, or no guess may be in flight. `context`, `beyond`: see GuessSource in node.ring.guessing.
         """
-        places = self.flight.places
-        if places < 1 or self.admission.waiting or self.admission.prefills:
+        most_steps = self.flight.most_guessed
+        if most_steps < 1 or self.admission.waiting or self.admission.prefills:
             return None
         for lane, slot in self._guessing():
             if not self.leads(slot):
                 continue
-            # `beyond` is one where the job that finds the first guess right is to begin one more step than there are places.
-            most = (places + beyond) * self.filling.family.costs[-1][0]
+            # `beyond` is one where the job that finds the first guess right is to begin one step more than may be in flight.
+            most = self.flight.own_guesses(lane.number) + (most_steps + beyond) * self.filling.family.costs[-1][0]
             guessed = slot.session.guesses_to_draft_after(self.flight.guesses(lane.number), most)
             if guessed is not None and len(slot.session.tokens) + len(guessed) < context:
                 return slot.session, guessed
@@ -170,13 +171,13 @@ class Scheduler:
         others = self.admission.waiting or self.admission.prefills
         # The step itself has left the stages, so one more may follow those behind it.
         is_followed = len(guesses) > len(step.guesses)
-        may_follow = is_followed and not self.flight.is_padded(step.lane) and self.flight.free_places >= 0
+        may_follow = is_followed and not self.flight.is_padded(step.lane) and self.flight.free_stages >= 0
         may_follow = may_follow and self._may_guess and not others
-        tokens: tuple[int, ...] = ()
-        padding = 0
-        if slot and may_follow:
-            tokens, padding = self.filling.next_tokens(slot.session, self._in_flight, guessed=guesses)
-        return Following(guesses, () if padding else tokens, self._can_chain(lane, len(step.guesses)))
+        may_chain = self._can_chain(lane, len(step.guesses))
+        if not (slot and may_follow):
+            return Following(guesses, (), may_chain)
+        tokens, padding = self.filling.next_tokens(slot.session, self._in_flight, guessed=guesses)
+        return Following(guesses, () if padding else tokens, may_chain)
 
     def landed(self, step: Step, verdict: Verdict, seconds: float) -> Step | None:
         """The results of a step are computed; other steps waited for `seconds`. Each session gets its result.
@@ -203,7 +204,7 @@ class Scheduler:
             if prefill.lane == step.lane:
                 prefill.token_s = self.admission.chunk_size.note(step.tokens, seconds)
                 self._learn(prefill, step)
-                self._tell_progress(step)
+                self._tell_progress(prefill, step)
                 if step.samples and not prefill.gone:
                     self._join(prefill)
         for slot in step.rows if step.samples else ():
@@ -224,15 +225,15 @@ class Scheduler:
         if self.filling.follows and not (others or slot.evaluation) and prefill.home.slots() == prefill.slots:
             slot.session.learn(len(step.tokens[0]))
 
-    def _tell_progress(self, step: Step) -> None:
+    def _tell_progress(self, prefill: Prefill, step: Step) -> None:
         """A prompt has more than this chunk, which is back."""
         for slot in () if step.samples else step.rows:
             if not (slot.gone or slot.evaluation):
                 done = step.begin + len(step.tokens[0])
-                slot.session.events.put_nowait(PromptProgress(done, len(slot.session.tokens)))
+                prefill.progress = PromptProgress(done, len(slot.session.tokens))
+                slot.session.events.put_nowait(prefill.progress)
 
     def _deliver(self, slot: Slot, result: RowResult) -> None:
-        """Give a row's result to its session."""
         if (event := slot.accept(result)) is None:
             return
         slot.session.events.put_nowait(event)
@@ -297,8 +298,8 @@ class Scheduler:
         filled: tuple[int, ...] = ()
         padding = 0
         if len(tokens) == 1:
-            session, alone = lane.rows[0].session, lane.again
-            filled, padding = self.filling.next_tokens(session, self._in_flight, tokens[0], alone=alone)
+            session, again = lane.rows[0].session, lane.again
+            filled, padding = self.filling.next_tokens(session, self._in_flight, tokens[0], again=again)
         lane.again = False
         if len(filled) <= 1:
             step = replace(step, ahead=self._steps_ahead(lane))
@@ -310,11 +311,9 @@ class Scheduler:
 
     def has_guesses(self, step: Step) -> bool:
         """Whether the next step after one that runs should have guesses, for which no step is to begin ahead."""
-        return len(step.rows) == 1 and self._should_guess(step.rows[0])
-
-    def _should_guess(self, slot: Slot) -> bool:
-        """Whether the next step of a session that has its lane to itself has guesses, or is to wait for one."""
-        session = slot.session
+        if len(step.rows) > 1:
+            return False
+        slot, session = step.rows[0], step.rows[0].session
         return self._waits(slot) or len(self.filling.next_tokens(session, self._in_flight, session.tokens[-1:])[0]) > 1
 
     def _waits(self, slot: Slot) -> bool:
@@ -355,7 +354,6 @@ class Scheduler:
     def _join(self, prefill: Prefill) -> None:
         self.admission.prefills.remove(prefill)
         prefill.home.join(prefill.slots, prefill.lane)
-        prefill.slots[0].seen = None
         if self.admission.plan.trimmable:
             return
         for row, slot in enumerate(prefill.slots):  # later sessions can go back to no other position

@@ -21,6 +21,8 @@ from node.text.constraint import Constraint
 
 HEADROOM = 64
 """Tokens of KV set aside ahead of a growing session, so that its growth is seen before it happens."""
+SOON = 512
+"""Tokens of text before a picture that wait for it: a step of their own would cost more than the wait."""
 
 
 @dataclass(eq=False)
@@ -33,7 +35,7 @@ class Session:
     vocabulary: int = sys.maxsize
     """Of the model; higher numbers in the prompt are places of pictures."""
     axes: Axes | None = None
-    """The positions of its tokens, where pictures have them in three axes."""
+    """Where its pictures are, if they have positions in three axes, or may not be divided."""
     tokens: list[int] = field(init=False)
     beginning: bytes = field(init=False)
     """The tokens at its start, packed."""
@@ -53,7 +55,7 @@ class Session:
     evaluate_request: EvaluateRequest | None = None
     """Set for a request that only evaluates its prompt."""
     events: asyncio.Queue[TokenEvent | PromptProgress | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
-    """Events that the gateway has not read yet; bounded by max_tokens, so a slow reader costs only itself."""
+    """Events that the gateway has not read yet; bounded by max_tokens. A reader below READ_RATE is disconnected."""
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt, *self.request.resume]
@@ -226,18 +228,38 @@ class Slot:
     """The row is to be freed; results that still come back for it are ignored."""
     keep: bool = False
     """The KV is worth keeping for a later session with the same beginning."""
-    is_blind: bool = field(init=False)
-    """Tokens to be sent are places of pictures, which the tower has yet to compute."""
-    seen: Seen | None = None
-    """Their embeddings, until the prompt is computed."""
+    seen: Seen | None = field(default=None, init=False)
+    """The embeddings of the pictures that come next, until all of their places are sent."""
+    sight: int = field(init=False)
+    """Position of the first place of a picture that the tower has yet to see; sys.maxsize for none."""
     evaluation: "PartialEvaluation | None" = field(default=None, init=False)
     """Of a session that evaluates its prompt."""
 
     def __post_init__(self) -> None:
-        unsent = self.session.tokens[self.sent :] if self.session.request.pictures else ()
-        self.is_blind = any(token >= self.session.vocabulary for token in unsent)
+        self._look(self.sent)
         if self.session.evaluate_request:
             self.evaluation = PartialEvaluation(self.session.evaluate_request)
+
+    def see(self, seen: Seen) -> None:
+        """Take the embeddings of the next pictures."""
+        self.seen = seen
+        self._look(seen.end)
+
+    def _look(self, begin: int) -> None:
+        tokens = self.session.tokens if self.session.request.pictures else ()
+        places = (position for position in range(begin, len(tokens)) if tokens[position] >= self.session.vocabulary)
+        self.sight = next(places, sys.maxsize)
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether places of pictures are yet to be sent."""
+        return self.seen is not None or self.sight < sys.maxsize
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the tower has to see a picture first: it comes next, or so soon that one step computes it with the text before."""
+        has_seen = self.seen is not None and self.sent < self.seen.end
+        return self.sent >= self.sight or (not has_seen and self.sight - self.sent < SOON)
 
     @property
     def unsent(self) -> int:

@@ -9,11 +9,10 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from node.core.clock import now
 from node.core.errors import Overloaded, PippinError
-from node.core.frames import CacheOp, Store
+from node.core.frames import CacheOp, Restore, Store
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.nodes import Address
 from node.core.pool import Pool
@@ -24,9 +23,6 @@ from node.engine.runner import Runner
 from node.kv.blocks import BLOCK, names_of, state_name
 from node.kv.copies import KvCopies
 from node.kv.exchange import KvExchange, Sources, sources
-
-if TYPE_CHECKING:
-    from node.ring.taking import Part
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +37,28 @@ FLUSH_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sequence:
+class _Unstored:
+    """A sequence of which something is yet to be stored."""
+
     runner: Runner
     model: str
     op: Store
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What the stages were asked for under one number."""
+
+    asked: Restore
+    reach: int
+    """Tokens of which KV is in reach of all stages, as far as this one knows."""
+    taken: int = 0
+    """Tokens of the prefix that this stage has made."""
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.task is None or self.task.done()
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +100,7 @@ class StoredKv:
     """Reads and writes the disk."""
     copies: KvCopies
     """Of what is stored, at another node."""
-    _unstored: list[_Sequence] = field(default_factory=list[_Sequence])
+    _unstored: list[_Unstored] = field(default_factory=list[_Unstored])
     """The first one is being stored, until it is no longer in the list."""
     _stored: Signal = field(default_factory=Signal)
     """One of them is stored."""
@@ -103,7 +117,7 @@ class StoredKv:
                 for each in waiting:
                     self._unstored.remove(each)
                 if len(self._unstored) < _MAX_WAITING:
-                    self._unstored.append(_Sequence(runner, model, op))
+                    self._unstored.append(_Unstored(runner, model, op))
         if self._unstored and (self._storing is None or self._storing.done()):
             self._storing = asyncio.create_task(self._store_all(), name="KV to disk")
 
@@ -140,13 +154,13 @@ class StoredKv:
             del sequence  # it holds the weights
             self._stored.notify()
 
-    def _copy(self, sequence: _Sequence) -> None:
+    def _copy(self, sequence: _Unstored) -> None:
         """Have what is stored copied."""
         runner, chain = sequence.runner, _chain(_items(sequence.runner, sequence.op))
         if chain:
             self.copies.add(sequence.op.number, sequence.model, chain, runner.blocks_of, runner.block_bytes)
 
-    async def _store(self, sequence: _Sequence) -> None:
+    async def _store(self, sequence: _Unstored) -> None:
         runner, op = sequence.runner, sequence.op
         store, caches, names = self.exchange.store, runner.blocks_of, list(_items(runner, op))
         room, most = store.budget, max(1, _COPIED // runner.block_bytes)
@@ -186,7 +200,7 @@ class StoredKv:
 
     # --- from disks ---------------------------------------------------------------------------------------------------
 
-    async def restore(self, runner: Runner, part: "Part") -> int:
+    async def restore(self, runner: Runner, part: Part) -> int:
         """Make a prefix of what this node and the others have on their disks for this stage. Returns its tokens; 0 if there is none."""
         begun, asked = now(), part.asked
         while part.reach >= asked.least:
@@ -209,7 +223,7 @@ class StoredKv:
             return tokens
         return 0
 
-    async def _gather(self, runner: Runner, part: "Part") -> _Found | None:
+    async def _gather(self, runner: Runner, part: Part) -> _Found | None:
         """The first tokens of a sequence, as many as are in reach of all stages and can be read in time."""
         if self.pool.oldest_s() > HANGS_S:
             return None
@@ -269,7 +283,7 @@ class StoredKv:
         with suppress(Overloaded):
             self.pool.submit(job, *args)
 
-    async def _read(self, found: _Found, part: "Part") -> None:
+    async def _read(self, found: _Found, part: Part) -> None:
         """Read what is on this node's disk, as long as that is not overloaded."""
         with suppress(Overloaded):
             for k, (name, caches) in enumerate(zip(found.names, found.wanted, strict=True)):
@@ -279,7 +293,7 @@ class StoredKv:
                     found.kv[k].update(await self.pool.run(self.exchange.store.read, name, caches))
 
     async def _fetch(
-        self, found: _Found, runner: Runner, part: "Part", source: tuple[Address, range], wanted: Sequence[int]
+        self, found: _Found, runner: Runner, part: Part, source: tuple[Address, range], wanted: Sequence[int]
     ) -> None:
         peer, caches = source
         chain, most = _chain([found.names[k] for k in wanted]), max(runner.block_bytes, runner.state_bytes)

@@ -7,30 +7,14 @@ a disk. Each stage reads in parallel, and no more than all others have.
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from node.core.errors import PippinError
 from node.core.frames import CacheOp, Forget, Restore, SequenceId, Take
 from node.engine.runner import Runner
-from node.ring.stored_kv import StoredKv
+from node.ring.stored_kv import Part, StoredKv
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """What the stages were asked for under one number."""
-
-    asked: Restore
-    reach: int
-    """Tokens of which KV is in reach of all stages, as far as this one knows."""
-    taken: int = 0
-    """Tokens of the prefix that this stage has made."""
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self.task is None or self.task.done()
 
 
 class Taking:

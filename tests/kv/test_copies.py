@@ -18,7 +18,7 @@ from node.core.reports import Path as Route
 from node.kv import copies as copies_module
 from node.kv import exchange as exchange_module
 from node.kv.blocks import BLOCK, NAME_BYTES, chain_of, decode, encode, names_of
-from node.kv.copies import MOST_BYTES_PER_S, SHARE, UNMEASURED, Keeper, KvCopies, keeper_of
+from node.kv.copies import MOST_BYTES_PER_S, SHARE, UNMEASURED, CopyKeeper, KvCopies, keeper_of
 from node.kv.exchange import MAX_WRITERS, MAX_WRITERS_OF_ONE
 from node.rpc import server as server_module
 from node.wire import serving_pb2
@@ -127,13 +127,13 @@ def client() -> Keepers:
 
 
 @pytest.fixture
-def keepers() -> list[Keeper]:
+def keepers() -> list[CopyKeeper]:
     """The first one is chosen."""
-    return [Keeper(Address("b:1", "b"), 1 << 20, 0.0)]
+    return [CopyKeeper(Address("b:1", "b"), 1 << 20, 0.0)]
 
 
 @pytest.fixture
-async def copies(tmp_path: Path, client: Keepers, keepers: list[Keeper]) -> KvCopies:
+async def copies(tmp_path: Path, client: Keepers, keepers: list[CopyKeeper]) -> KvCopies:
     """Of a node whose disk has all blocks."""
     node = Node(tmp_path)  # its server needs a loop
     for k, name in enumerate(NAMES):
@@ -172,7 +172,7 @@ async def test_what_the_other_node_has_already_is_not_sent(copies: KvCopies, cli
 
 
 async def test_they_take_a_share_of_the_measured_bandwidth(
-    copies: KvCopies, client: Keepers, keepers: list[Keeper]
+    copies: KvCopies, client: Keepers, keepers: list[CopyKeeper]
 ) -> None:
     for number, measured in enumerate((0.0, 1e8, 4e9)):
         keepers[0] = replace(keepers[0], bytes_per_s=measured)
@@ -182,7 +182,7 @@ async def test_they_take_a_share_of_the_measured_bandwidth(
 
 
 async def test_of_a_sequence_larger_than_the_other_disk_the_first_blocks_are_copied(
-    copies: KvCopies, client: Keepers, keepers: list[Keeper]
+    copies: KvCopies, client: Keepers, keepers: list[CopyKeeper]
 ) -> None:
     keepers[0] = replace(keepers[0], budget=3 * SIZE)
     add(copies)
@@ -191,7 +191,7 @@ async def test_of_a_sequence_larger_than_the_other_disk_the_first_blocks_are_cop
 
 
 async def test_another_node_gets_all_when_the_first_one_is_gone(
-    copies: KvCopies, client: Keepers, keepers: list[Keeper], monkeypatch: pytest.MonkeyPatch
+    copies: KvCopies, client: Keepers, keepers: list[CopyKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies_module, "PAUSE_S", 0.0)
 
@@ -207,7 +207,7 @@ async def test_another_node_gets_all_when_the_first_one_is_gone(
 
 
 async def test_a_lone_node_copies_nothing_until_another_one_has_joined(
-    copies: KvCopies, client: Keepers, keepers: list[Keeper]
+    copies: KvCopies, client: Keepers, keepers: list[CopyKeeper]
 ) -> None:
     keeper = keepers.pop()
     add(copies, 3)
@@ -358,5 +358,5 @@ async def test_a_copy_that_does_not_come_loses_its_place(
     async with grpc.aio.insecure_channel(address(other).target) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="did not come within 0 s"):
             await channel.stream_unary("/pippin.serving.Kv/Keep")(silent())
-    assert not other.exchange._writers
+    assert not other.exchange._writers.used
     assert "an RPC failed" not in caplog.text

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import os
 from collections.abc import Callable
 from importlib.metadata import version
@@ -115,6 +116,17 @@ def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
     for length in (*range(0, header, 7), *range(header, len(data), 501)):
         with pytest.raises(Damaged):
             decode(io.BytesIO(data[:length]), NAMES[0], range(2))
+
+
+def test_tensors_that_share_bytes_are_damage() -> None:
+    """Else a header of megabytes would have the same bytes read again and again, each time into memory of its own."""
+    whole = b"".join(encode(NAMES[0], kv(0, 1)))
+    end = 8 + int.from_bytes(whole[:8], "little")
+    entries = json.loads(whole[8:end])
+    entries["0.again"] = entries["0.0.keys"]
+    header = json.dumps(entries).encode()
+    with pytest.raises(Damaged, match=r"lies at 0 to \d+, behind \d+ bytes"):
+        decode(io.BytesIO(len(header).to_bytes(8, "little") + header + whole[end:]), NAMES[0], range(1))
 
 
 @pytest.mark.parametrize(

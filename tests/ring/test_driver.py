@@ -14,7 +14,7 @@ import pytest
 from node.core.errors import DeviceFailed, DeviceTimeout, Overloaded, PippinError, RingLost
 from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, Failure, Frame, Held
-from node.core.generation import GenerateRequest, TokenEvent
+from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
 from node.core.row_family import RowFamily
@@ -143,6 +143,23 @@ async def test_in_a_full_queue_of_one_client_another_client_replaces_the_last_se
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
+
+
+async def test_its_report_says_how_far_a_long_prompt_is() -> None:
+    async with driven() as driver:
+        stream = generate(driver, NO_GRAMMARS, GenerateRequest("x", "m", tuple(range(20, 1020)), 2))
+        told = []
+        async for event in stream:
+            traffic = driver.traffic()
+            told.append((traffic.prompt_done, traffic.prompt_tokens))
+            if isinstance(event, TokenEvent):
+                break
+            assert isinstance(event, PromptProgress)
+            assert traffic.prompt_done >= event.done
+        await stream.aclose()
+        assert told == [*sorted(told[:-1]), (0, 0)], "nothing once it is computed"
+        assert len(told) > 2
+        assert told[0][1] == 1000
 
 
 async def test_a_failed_row_ends_only_its_session() -> None:

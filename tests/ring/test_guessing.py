@@ -74,7 +74,8 @@ class Observer:
 def test_the_source_follows_a_session_that_comes_to_lead_in_the_middle_of_its_prompt() -> None:
     scheduler, source = scheduler_of(chunk=10, context=400), Observer()
     guessing = Guessing(source)
-    compute: Any = SimpleNamespace(queue=lambda work, *args: work(*args))
+    done = SimpleNamespace(add_done_callback=lambda _: None)
+    compute: Any = SimpleNamespace(queue=lambda work, *args: work(*args) or done)
 
     def turn() -> Step:
         step = scheduler.next()

@@ -79,6 +79,7 @@ class FakeStage:
 
 
 class FakeRunner:
+    has_sessions = has_mutual_pictures = False
     plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, steps_back=True, chunked=False, vocabulary=10)
     kv_bytes = 0
 
@@ -496,7 +497,7 @@ async def test_a_load_that_fails_again_is_logged_when_its_error_changes(
 
     world.rings._shards._fetch = fetch
     world.go_on.set()
-    refused = (Refusal("m", "peer_unavailable", "a could not load it."),)
+    refused = (Refusal("m", "peer_unavailable", "a could not load m."),)
     for number, error in enumerate(errors):
         world.place(ring(str(number)))
         await world.until(StageState.FAILED if error else StageState.READY)
@@ -727,6 +728,30 @@ async def test_a_speed_is_told_once_a_second_measurement_agrees(world: World, mo
         await world.agent.touched.wait()
     assert world.rings.speeds() == (Speed(Shard(ModelVersion("m"), 0, 2), 50e9, 300.0),)
     assert world.rates == [90e9]
+
+
+async def test_layers_are_not_measured_while_sessions_would_wait_for_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is put off as long as they are served, but for MOST_BUSY times."""
+    monkeypatch.setattr(lifecycle, "MEASURE_S", 0.0)
+    monkeypatch.setattr(FakeRunner, "has_sessions", True)
+    world.go_on.set()
+    world.rates = [3e9, 50e9, 50e9]
+    world.place(ring("one", FIRST))
+    await world.ready("one")
+    looks: list[bool] = []
+
+    def held_up(rings: lifecycle.Rings) -> bool:
+        looks.append(True)
+        return True
+
+    monkeypatch.setattr(lifecycle.Rings, "_computes", held_up)
+    while not world.rings.speeds():
+        world.agent.touched.clear()
+        await world.agent.touched.wait()
+    assert len(looks) >= lifecycle.MOST_BUSY
+    assert len(world.known) == 3, "no measurement was begun meanwhile"
 
 
 async def test_families_are_told_with_the_first_measurement_and_their_bits_are_tried_once(

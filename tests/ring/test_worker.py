@@ -113,7 +113,7 @@ async def test_jobs_of_later_frames_are_queued_while_one_is_computed():
         Worker(RING, compute, Runner(), next_hop.open, Ended(), is_last=True).serve_link(frame(0), frames())
     )
     for _ in range(1 + MAX_JOBS):  # one to inherit KV
-        await asyncio.wait_for(compute.asked.get(), 5)
+        await asyncio.wait_for(compute.asked.get(), 60)
     for _ in range(50):
         await asyncio.sleep(0)
     assert compute.asked.empty()

@@ -104,8 +104,8 @@ class WithSource(Ring):
 
     chains = False
 
-    def __init__(self, family: RowFamily, answer: Sequence[int], right: float, wait: float) -> None:
-        super().__init__(1, family, answer)
+    def __init__(self, family: RowFamily, answer: Sequence[int], right: float, wait: float, stages: int = 1) -> None:
+        super().__init__(stages, family, answer)
         self.chosen, self.right, self.wait = random.Random(3), right, wait
         self.scheduler.filling.context = 1 << 20
         self.drawn = 0
@@ -164,6 +164,71 @@ def test_on_one_node_no_step_waits_for_guesses_that_do_not_pay(right: float, wai
     ring = WithSource(RowFamily(((1, 1.0), (4, 1.0))), answer, right, wait)
     assert ring.pace(session) > 0.95
     assert ring.drawn < TOKENS / 5
+
+
+class RingWithSource(WithSource):
+    """A driver of several stages, which draws guesses while it has nothing else to do."""
+
+    padded = 0
+    """Steps with tokens that nobody guessed."""
+
+    def send(self, step: Step) -> None:
+        self.padded += step.padding > 0
+        super().send(step)
+
+    def draw(self, session: Session, guessed: Sequence[int]) -> None:
+        before, self.now = self.now, max(self.now, self.free_at[0])
+        super().draw(session, guessed)
+        self.now, self.free_at[0] = before, self.now
+
+    def land(self) -> None:
+        step, end = self.in_flight.popleft()
+        self.in_flight.appendleft((step, max(end, self.free_at[0])))
+        super().land()
+
+    def pace(self, session: Session) -> float:
+        self.scheduler.admission.submit(session)
+        while not session.finished:
+            while not (self.scheduler.flight.is_full or self.is_awaited) and self.act():
+                pass
+            self.land()
+        return session.generated / self.now
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a step has come back while a guess was drawn."""
+        return bool(self.in_flight) and self.now < self.in_flight[0][1] <= self.free_at[0]
+
+    def act(self) -> bool:
+        """As Driver._send_all."""
+        scheduler = self.scheduler
+        if wanted := scheduler.to_fill():
+            self.draw(*wanted)
+        elif step := scheduler.next() or scheduler.guess(whole=True):
+            self.send(step)
+        elif wanted := scheduler.to_draft(1 << 20, 0):
+            self.draw(*wanted)
+        elif step := scheduler.guess():
+            self.send(step)
+        else:
+            return False
+        return True
+
+
+@pytest.mark.parametrize("costs", [((2, 1.0),), ((2, 1.0), (3, 1.1), (4, 1.2))], ids=["two", "two to four"])
+@pytest.mark.parametrize("right", [0.8, 0.9])
+def test_a_source_fills_the_steps_of_guesses_of_a_ring(
+    costs: tuple[tuple[int, float], ...], right: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_rows, "PERIOD", 1 << 20)
+    chosen = random.Random(7)
+    answer = [chosen.randrange(5000) for _ in range(TOKENS)]
+    session = Session(GenerateRequest("x", "m", (1, 2, 3), TOKENS))
+    ring = RingWithSource(RowFamily(costs), answer, right, 0.05, stages=2)
+    found = 2 * ring.pace(session)
+    assert session.tokens[3:] == answer
+    assert ring.padded < 10
+    assert found > 0.85 * speed(2, 1.0, right=right, stages=2, in_flight=2)
 
 
 class Kernels(Ring):

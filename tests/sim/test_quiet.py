@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ from node.core.views import NodeState
 from tests.sim.convergence import converged, convergence_s
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
-from tests.sim.world.machine import Process
+from tests.sim.world.machine import Machine, Process
 from tests.sim.world.network import SimClient, Weather
 
 COUNT = 9
@@ -112,6 +113,35 @@ def test_the_loss_of_a_node_is_noticed_by_all(world: World, how: str) -> None:
         world.run(0.05)
     seen = {p.name: [v.state for v in p.agent.membership.view(0.0) if v.report.info.id == "n5"] for p in others}
     assert seen == {process.name: [NodeState.FAILED] for process in others}
+
+
+def starve(world: World, seed: int) -> None:
+    """Give each process a turn of some milliseconds now and then, as where others take all processors. Its threads for
+    messages wait for theirs apart from it.
+    """
+    rng = Random(seed)
+
+    def pause(machine: Machine) -> None:
+        if machine.process:
+            waits_s = rng.uniform(0.1, 1.2)
+            machine.process.loop.stopped_until = world.timeline.now + waits_s
+            world.timeline.after(waits_s + 0.005, lambda: pause(machine))
+
+    world.net.weather = Weather(slowest_s=0.8)
+    for machine in world.machines.values():
+        pause(machine)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_processes_that_seldom_get_a_turn_do_not_hold_each_other_dead(world: World, seed: int) -> None:
+    starve(world, seed)
+    seen: Counter[Any] = Counter()
+    for _ in range(600):
+        world.run(0.1)
+        seen.update(peer.state for process in world.processes() for peer in process.agent.membership.view(0.0))
+    assert NodeState.FAILED not in seen
+    world.machines["n5"].pull_plug()
+    assert world.until(lambda: states(world, "n5") == {NodeState.FAILED}, 12.0), "but a dead node is found"
 
 
 def test_a_process_that_dies_is_noticed_at_once(world: World) -> None:

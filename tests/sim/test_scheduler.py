@@ -1,15 +1,17 @@
 """The scheduler against an exact fake model: each token is a hash of all earlier ones, so stale or lost KV shows."""
 
+import asyncio
 import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import mlx.core as mx
 import pytest
 
 from node.core.errors import Overloaded
@@ -36,6 +38,7 @@ from node.core.pictures import Picture
 from node.core.rings import Fence
 from node.core.row_family import RowFamily
 from node.engine.sampling import Sampled
+from node.engine.tower import Seen
 from node.engine.verdict import Verdict
 from node.kv.blocks import chain_of, names_of
 from node.ring.admission import LONG_PROMPTS
@@ -45,7 +48,8 @@ from node.ring.limits import RingLimits
 from node.ring.prefill import MIN_CHUNK, STALL_S
 from node.ring.prefixes import MAX_PREFIXES, MIN_TOKENS
 from node.ring.scheduler import MAX_STEPS, Scheduler
-from node.ring.session import Session
+from node.ring.seeing import Seeing
+from node.ring.session import SOON, Session
 from node.text.constraint import Constraint
 
 Row = tuple[int, ...]
@@ -1173,10 +1177,10 @@ def test_a_short_prompt_overtakes_long_ones() -> None:
     assert all(session.finished for session in long)
 
 
-def pictured(prompt: int, first: int, pixels: int = 3) -> Session:
-    """A session with a place of a picture behind its text."""
-    session = request(prompt, 5, first=first)
-    given = replace(session.request, prompt=(*session.request.prompt, 6000), pictures=(Picture(1, 1, bytes(pixels)),))
+def pictured(prompt: int, first: int, pixels: int = 3, client: str = "") -> Session:
+    """A session with a place of a picture before its text."""
+    session = request(prompt, 5, first=first, client=client)
+    given = replace(session.request, prompt=(6000, *session.request.prompt), pictures=(Picture(1, 1, bytes(pixels)),))
     return Session(given, vocabulary=6000)
 
 
@@ -1191,18 +1195,110 @@ def test_prompts_that_wait_for_their_pictures_keep_no_other_prompt_out() -> None
     seen = blind[0].slot
     assert seen
     assert seen.is_blind
-    seen.is_blind = False
+    seen.see(seen_at(0))
     assert blind[0] in [turn(scheduler).rows[0].session for _ in range(4)]
+
+
+def test_prompts_that_wait_for_their_second_picture_count_as_long_ones() -> None:
+    """Else all prompts with several pictures would begin at once, and end together."""
+    scheduler = scheduler_of(limits(context=4000, max_sessions=20), stages=1)
+    sessions = []
+    for number in range(LONG_PROMPTS + 1):
+        session = pictured(900, first=number * 1000)
+        prompt = (*session.request.prompt[:700], 6001, *session.request.prompt[700:])
+        pictures = (*session.request.pictures, Picture(1, 1, bytes(3)))
+        sessions.append(Session(replace(session.request, prompt=prompt, pictures=pictures), vocabulary=6000))
+        scheduler.admission.submit(sessions[-1])
+        assert scheduler.next() is None
+        if slot := sessions[-1].slot:
+            slot.see(seen_at(0))
+            while not slot.is_blind:
+                turn(scheduler)
+            assert slot.sent <= 700
+    assert [session.slot is None for session in sessions] == [False] * LONG_PROMPTS + [True]
+
+
+async def test_a_prompt_that_has_begun_sees_its_next_picture_before_others_begin() -> None:
+    scheduler = scheduler_of(limits(context=4000, max_sessions=20), stages=1)
+    order: list[int] = []
+
+    class Tower:
+        def see(
+            self, _pictures: object, prompt: Sequence[int], sent: int, _longest_s: float
+        ) -> Generator[None, None, Seen]:
+            order.append(prompt[1] // 1000)
+            yield
+            return seen_at(next(place for place in range(sent, len(prompt)) if prompt[place] >= 6000))
+
+    class Instant:
+        async def run_pieces(self, pieces: Generator[None, None, Seen]) -> Seen:
+            while True:
+                try:
+                    next(pieces)
+                except StopIteration as end:
+                    return end.value
+
+    seeing = Seeing(Instant(), Tower(), scheduler.admission, lambda: None)  # type: ignore[arg-type]
+    sessions = []
+    for number in range(3):
+        session = pictured(900, first=number * 1000)
+        prompt = (*session.request.prompt[:300], 6001, *session.request.prompt[300:])
+        request_ = replace(session.request, prompt=prompt, pictures=session.request.pictures * 2)
+        sessions.append(Session(request_, vocabulary=6000))
+        scheduler.admission.submit(sessions[-1])
+    while not all(session.finished for session in sessions):
+        step = scheduler.next()
+        seeing.begin(step)
+        await asyncio.sleep(0)
+        if step:
+            for slot in step.rows if step.samples else ():
+                if slot.session.accept(1).finish:
+                    scheduler.admission.finish(slot.session, keep=False)
+            scheduler.landed(step, Verdict(), 0.01)
+    assert order == [0, 0, 1, 1, 2, 2]
+
+
+def seen_at(*positions: int) -> Seen:
+    return Seen(mx.zeros((len(positions), 4)), positions)
+
+
+def test_a_prompt_runs_up_to_a_picture_that_is_not_seen() -> None:
+    scheduler = scheduler_of(limits(context=4000, max_sessions=2), stages=1)
+    session = request(2000, 5)
+    places = {700: 6000, 701: 6001, 1600: 6002, 1601: 6003}
+    prompt = tuple(places.get(position, token) for position, token in enumerate(session.request.prompt))
+    pictures = (Picture(1, 1, bytes(3)),) * 2
+    session = Session(replace(session.request, prompt=prompt, pictures=pictures), vocabulary=6000)
+    scheduler.admission.submit(session)
+    while session.slot is None or not session.slot.is_blind:
+        turn(scheduler)
+    assert 700 - SOON < session.slot.sent <= 700, "long text before a picture does not wait for it"
+    session.slot.see(seen_at(700, 701))
+    while not session.slot.is_blind:
+        turn(scheduler)
+    assert 1600 - SOON < session.slot.sent <= 1600, "nor does the text behind it"
+    session.slot.see(seen_at(1600, 1601))
+    while not session.finished:
+        turn(scheduler)
 
 
 def test_pictures_of_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.ring.admission.MAX_PIXEL_BYTES", 3000)
     scheduler = scheduler_of(limits(), stages=1)
-    scheduler.admission.submit(pictured(9, first=0, pixels=2000))
-    scheduler.admission.submit(pictured(9, first=100, pixels=1000))
-    with pytest.raises(Overloaded, match="Pictures of 3,003 bytes wait here"):
+    scheduler.admission.submit(pictured(9, first=0, pixels=1500, client="a"))
+    scheduler.admission.submit(pictured(9, first=100, pixels=1500, client="b"))
+    with pytest.raises(Overloaded, match="Pictures of 3,003 bytes are here"):
         scheduler.admission.submit(pictured(9, first=200))
     scheduler.admission.submit(request(9, 5, first=300))
+
+
+def test_pictures_of_one_client_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.ring.admission.MAX_PIXEL_BYTES", 3000)
+    scheduler = scheduler_of(limits(), stages=1)
+    scheduler.admission.submit(pictured(9, first=0, pixels=1500))
+    with pytest.raises(Overloaded, match="Pictures of 1,503 bytes are here, 1,503 of them yours"):
+        scheduler.admission.submit(pictured(9, first=100))
+    scheduler.admission.submit(pictured(9, first=100, client="b"))
 
 
 def test_many_short_prompts_delay_a_stream_by_one_step_at_a_time() -> None:

@@ -78,6 +78,8 @@ class World:
         self.of_pictures = random.Random(f"pictures {seed}")
         self.picture_rate = 0.0
         """Share of requests that have a picture of their own."""
+        self.mutual = self.of_pictures.random() < 0.5
+        """Whether the places of a picture see each other."""
         self.of_guesses = random.Random(f"guesses {seed}")
         self.observes = self.of_guesses.random() < 0.6
         """The draft model is an MTP layer, which needs the states that the last stage computes."""

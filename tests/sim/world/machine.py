@@ -23,7 +23,7 @@ from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport, Path
 from node.core.rings import Ring
 from node.gateway.router import Router
-from node.kv.copies import Keeper, KvCopies, keeper_of
+from node.kv.copies import CopyKeeper, KvCopies, keeper_of
 from node.kv.exchange import KvExchange
 from node.kv.store import KvStore
 from node.members.address_book import AddressBook
@@ -300,7 +300,7 @@ class Process:
         names = self.world.machines if self.world.rtt_ms is not None else ()
         return tuple(Path(name, "", self.world.rtt_ms or 0.0) for name in names if name != self.name)
 
-    def _keeper(self, before: str) -> Keeper | None:
+    def _keeper(self, before: str) -> CopyKeeper | None:
         """Nothing measures the paths of this world."""
         alive = [each for each in self.agent.alive() if each.info.addresses]  # strangers have none
         paths = tuple(Path(each.info.id, each.info.addresses[0], 1.0, kind="ethernet") for each in alive)

@@ -13,7 +13,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
+from node.core.axes import Axes
 from node.core.evaluation import ChunkRequest
 from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Store, Take
 from node.core.generation import GenerateRequest, Sampling
@@ -327,12 +329,21 @@ class FakeStage:
         return Hidden(self.end, tuple(done))
 
 
+class Embeddings:
+    """Those of one picture, as long as somebody holds them."""
+
+
 @dataclass(frozen=True)
 class FakeSeen:
-    """In place of node.engine.tower.Seen: the positions of the places of pictures of which there are embeddings."""
+    """In place of node.engine.tower.Seen."""
 
-    positions: set[int]
+    positions: Sequence[int]
+    embeddings: Embeddings
     begin: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.positions[-1] + 1
 
     def at(self, begin: int) -> FakeSeen:
         return replace(self, begin=begin)
@@ -351,6 +362,7 @@ class FakeRunner:
         self.block_bytes = self.state_bytes = 1 << 20
         self._seen = -1
         """The number of the last frame."""
+        self._embeddings = WeakSet[Embeddings]()
         self.plan = SimpleNamespace(
             batchable=True,
             pads=True,
@@ -363,6 +375,10 @@ class FakeRunner:
     @property
     def kv_bytes(self) -> int:
         return self._stage.kv_bytes
+
+    @property
+    def has_sessions(self) -> bool:
+        return bool(self._stage.lanes)
 
     def apply(self, ops: Sequence[CacheOp]) -> None:
         for op in ops:
@@ -408,26 +424,43 @@ class FakeRunner:
 
     # --- the driver ---
 
-    def check_pictures(self, _pictures: Sequence[Picture]) -> list[tuple[int, int]]:
-        return []
+    @property
+    def has_mutual_pictures(self) -> bool:
+        return self._stage.process.world.mutual
 
-    def see(self, pictures: Sequence[Picture], tokens: Sequence[int], sent: int) -> Generator[float, None, FakeSeen]:
+    def axes(self, pictures: Sequence[Picture], prompt: Sequence[int]) -> Axes | None:
+        grids = [(1, PLACES) for _ in pictures]
+        return Axes(prompt, grids, VOCABULARY, mutual=True) if self._stage.process.world.mutual else None
+
+    def see(
+        self, pictures: Sequence[Picture], tokens: Sequence[int], sent: int, longest_s: float
+    ) -> Generator[None, None, FakeSeen]:
         of = [number for picture in pictures for number in picture.numbers(PLACES, VOCABULARY)]
         positions = [position for position, token in enumerate(tokens) if token >= VOCABULARY]
         if [tokens[position] for position in positions] != of:
             self._stage.violated("a prompt has other places of pictures than came with it")
-        unsent = {position for position in positions if position >= sent}
-        for done in range(2 * len(unsent) // PLACES):
-            yield done / 10
-        self._stage.process.world.seen += len(unsent)
-        return FakeSeen(unsent)
+        places = next(
+            positions[at : at + PLACES] for at in range(0, len(positions), PLACES) if positions[at + PLACES - 1] >= sent
+        )
+        for _ in range(2):
+            if self._embeddings:
+                self._stage.violated("the tower works while there are the embeddings of another picture")
+            yield
+        self._stage.process.world.seen += PLACES
+        self._embeddings.add(embeddings := Embeddings())
+        return FakeSeen(places, embeddings)
 
     def begin(self, frame: Frame, tokens: Sequence[Sequence[int]], seen: FakeSeen | None = None) -> Frame:
         self._stage.claim(frame.ring)
         self.apply(frame.ops)
         places = {place for row in tokens for place, token in enumerate(row) if token >= VOCABULARY}
-        if places and (len(tokens) > 1 or not seen or not {seen.begin + place for place in places} <= seen.positions):
+        if places and (
+            len(tokens) > 1 or not seen or not {seen.begin + place for place in places} <= set(seen.positions)
+        ):
             self._stage.violated(f"{len(places)} places of pictures are computed without them")
+        whole = frame.spans and all(span.first + span.tokens == PLACES for span in frame.spans if span.columns)
+        if places and self._stage.process.world.mutual and not whole:
+            self._stage.violated(f"a step divides a picture whose places see each other: {frame.spans}")
         assert frame.lane is not None
         self._may_fail(frame.lane)
         hidden = Hidden(0, tuple(tuple(map(embed, row)) for row in tokens))
