@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Nodes work together if their protocols differ by one at most, so that a cluster can be updated one node after the other.
 
 A change of proto/, or of what its messages mean, raises it by one if nodes of the protocol before can do without: they

@@ -13,9 +13,10 @@ USAGE = """usage: pippin [-h] [-v] COMMAND ...
   pippin node      start a node of a Pippin cluster: as `node` does, but never Node.js
   pippin COMMAND   talk to a cluster, show it or change it: as `cluster COMMAND` does
 
-  chat  run  launch  models  ps  pull  rm  load  unload         models
-  status  wait  doctor  logs  drain  undrain                    the cluster
-  secret  service  completion                                   this machine
+  chat  launch  run                              answers
+  load  models  ps  pull  rm  unload             models
+  doctor  drain  logs  status  undrain  wait     the cluster
+  completion  secret  service                    this machine
 
 `pippin node --help` shows the options of a node, `pippin cluster --help` what the commands do.
 """

@@ -155,7 +155,7 @@ ALWAYS: Mapping[type[BaseModel], frozenset[str]] = {
 """Fields that OpenAI's schema requires, maybe as null, but that may be missing in the package's types."""
 
 EXTRAS: Mapping[type[BaseModel], frozenset[str]] = {
-    Model: frozenset({"max_model_len", "capabilities"}),
+    Model: frozenset({"max_model_len", "capabilities", "root"}),
     ChatCompletionMessage: frozenset({"reasoning_content"}),
     ChoiceDelta: frozenset({"reasoning_content"}),
     ResponseCustomToolCall: frozenset({"status"}),

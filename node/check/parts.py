@@ -19,9 +19,11 @@ from typing import Any
 from node.check.processes import Node, PartFailed, compute, nodes, until
 from node.check.report import Line, Report
 from node.check.sizes import DENSE, VOCABULARY, Size
+from node.core.addresses import is_self_assigned
 from node.core.units import format_bytes
 from node.host import memory
 from node.host.chip import chip_name, system_name
+from node.host.command import output_of
 from node.host.descriptors import raise_limit
 from node.host.interfaces import hardware_kinds, local_interfaces
 
@@ -64,14 +66,14 @@ def machine(report: Report, device: dict[str, Any]) -> None:
         ),
     )
     if is_mac:
-        wired = _printed("/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb")
-        power = _printed("/usr/bin/pmset", "-g", "custom")
-        thermal = _printed("/usr/bin/pmset", "-g", "therm")
+        wired = output_of("/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb")
+        power = output_of("/usr/bin/pmset", "-g", "custom")
+        thermal = output_of("/usr/bin/pmset", "-g", "therm")
         report.add(
-            Line("Limit of wired memory", f"{wired} MB", "0 MB, which means macOS's own"),
+            Line("Limit of wired memory", f"{wired or 'unknown'} MB", "0 MB, which means macOS's own"),
             Line("Minutes until it sleeps (0: never)", power_settings(power, "sleep")),
             Line("Low power mode (1: it computes at about half speed)", power_settings(power, "lowpowermode")),
-            Line("Limits by heat", "; ".join(line.strip() for line in thermal.splitlines())),
+            Line("Limits by heat", "; ".join(line.strip() for line in thermal.splitlines()) or "unknown"),
         )
 
 
@@ -85,13 +87,6 @@ def power_settings(text: str, setting: str) -> str:
         elif name.strip() == setting:
             found.append(f"{power} {value}")
     return ", ".join(found) or "unknown"
-
-
-def _printed(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"({error})"
 
 
 def bfloat16(report: Report) -> bool:
@@ -109,7 +104,7 @@ def bfloat16(report: Report) -> bool:
 def links(report: Report) -> None:
     report.section("Network interfaces")
     for each in local_interfaces(kinds=hardware_kinds()):
-        own = sum(address.startswith("169.254.") for address in each.addresses)
+        own = sum(map(is_self_assigned, each.addresses))
         said = f"{len(each.addresses)} addresses, {own} of them self-assigned"
         report.add(Line(each.name, f"{each.kind or 'of unknown kind'}, {said}"))
 

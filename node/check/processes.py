@@ -1,7 +1,6 @@
 """Processes that a check starts: parts that compute with MLX, and nodes."""
 
 import contextlib
-import http.client
 import json
 import os
 import signal
@@ -12,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from node.cli.client import Api, Json, StatusFailed
 
 PART_S = 300.0
 START_S = 120.0
@@ -43,41 +44,30 @@ class Node:
     log: Path
     port: int = 0
 
-    def status(self) -> dict[str, Any]:
-        with self._asked("GET", "/cluster/status") as answer:
-            status: dict[str, Any] = json.loads(answer.read())
-            return status
+    def status(self) -> Json:
+        with self._asked() as api:
+            return api.status(PART_S)
 
-    def complete(self, model: str, prompt: list[int], tokens: int) -> dict[str, Any]:
+    def complete(self, model: str, prompt: list[int], tokens: int) -> Json:
         """Stream a greedy answer. Returns its `text`, `first`, seconds to its first token, and `rest`, from there to the
         last. Raises PartFailed.
         """
         body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
         begin, text, stamps = time.perf_counter(), "", []
-        with self._asked("POST", "/v1/completions", body | {"ignore_eos": True}) as answer:
-            for line in answer:
-                if line.startswith(b"data: {"):
-                    event = json.loads(line.removeprefix(b"data: "))
-                    if "error" in event:
-                        raise PartFailed(event["error"]["message"])
+        with self._asked() as api:
+            for event in api.events("/v1/completions", body | {"ignore_eos": True}):
+                if isinstance(event, dict):  # else a comment
                     stamps.append(time.perf_counter())
                     text += "".join(choice["text"] for choice in event["choices"])
         return {"text": text, "first": stamps[0] - begin, "rest": stamps[-1] - stamps[0]}
 
     @contextlib.contextmanager
-    def _asked(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PART_S)
+    def _asked(self) -> Iterator[Api]:
+        """Its API. Inside, an answer that fails is raised as PartFailed."""
         try:
-            headers = {"Content-Type": "application/json", "Connection": "close"}
-            connection.request(method, path, json.dumps(body).encode() if body else None, headers)
-            with connection.getresponse() as answer:
-                if answer.status != http.HTTPStatus.OK:
-                    raise PartFailed(f"{path} was answered with {answer.status}: {answer.read(600).decode()}")
-                yield answer
-        except (OSError, http.client.HTTPException) as error:
-            raise PartFailed(f"{path} was not answered: {error!r}. {self.last_words}") from error
-        finally:
-            connection.close()
+            yield Api("http", "127.0.0.1", self.port)
+        except StatusFailed as error:
+            raise PartFailed(f"{error} {self.last_words}") from error
 
     @property
     def last_words(self) -> str:

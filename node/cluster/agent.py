@@ -58,7 +58,6 @@ class Agent:
         self.reconciliation = Reconciliation()
         """Rings of other heads' placements; used by the head."""
         self.changed = Signal()
-        """The view changed."""
         self.news = Signal()
         """The other nodes have to be told something at once."""
         self.adopted = Signal()
@@ -138,7 +137,7 @@ class Agent:
     async def run(self) -> None:
         while True:
             self._step()
-            due = now() + min(in_step(GRID_S), max(0.0, self.membership.next_change() - now()))
+            due = self.membership.next_tick(now() + in_step(GRID_S))
             await asyncio.sleep(due - now())
             self.lag_s = max(now() - due, self.lag_s * LAG_DECAY)
 
@@ -231,7 +230,8 @@ class Agent:
         self._step()
 
     def adopt(self, placement: Placement) -> None:
-        self._log.tell_placement(placement, self.placement)
+        is_over = all(report.draining for report in self.alive())  # as all nodes stop
+        self._log.tell_placement(placement, self.placement, is_over=is_over)
         self.placement = placement
         self.adopted.notify()
         self.touch()

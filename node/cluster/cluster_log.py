@@ -33,7 +33,8 @@ class ClusterLog:
             case Changed(node, state, reason):
                 log.info("%s is %s%s", self._name_of(node), state, f": {reason}" if reason else "")
 
-    def tell_placement(self, placement: Placement, before: Placement) -> None:
+    def tell_placement(self, placement: Placement, before: Placement, *, is_over: bool = False) -> None:
+        """`is_over`: no node takes a model any more, so that a refusal is no news."""
         fence = placement.fence
         for ring in placement.rings:
             if ring not in before.rings:
@@ -41,7 +42,7 @@ class ClusterLog:
                 verb = "retires from" if ring.retiring else "on"
                 log.info("placement %d.%d: %s %s %s", fence.term, fence.epoch, ring.model, verb, ", ".join(stages))
         for refusal in placement.refused:
-            if self._refusals.get(refusal.model) != refusal:
+            if not is_over and self._refusals.get(refusal.model) != refusal:
                 log.warning("placement: %s: %s", refusal.model, refusal.message)
                 self._refusals[refusal.model] = refusal
         wanted = placement.models

@@ -73,13 +73,13 @@ class ControlService:
         return await self._kept_response(ask, response_id)
 
     async def events(self, response_id: str, first: int, caller: Caller) -> AsyncGenerator[bytes, None]:
-        place = self._readers.place(caller.node or caller.address)
+        place = self._readers.place(caller.name)
         async with place, aclosing(self._kept_events(response_id, first)) as parts:
             async for part in parts:
                 yield part
 
     async def log(self, lines: int, caller: Caller, *, follow: bool) -> AsyncGenerator[list[str], None]:
-        place = self._followers.place(caller.node or caller.address) if follow else nullcontext()
+        place = self._followers.place(caller.name) if follow else nullcontext()
         async with place, aclosing(self._recent.read(lines, follow=follow)) as parts:
             async for part in parts:
                 yield part

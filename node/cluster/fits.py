@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from node.cluster.model_specs import spec_of
-from node.core.errors import HubUnavailable, PippinError
+from node.core.errors import HubUnavailable, ModelNotFound, PippinError
 from node.core.models import ModelSpec, ModelVersion
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport
 from node.core.rings import Fence, Ring
+from node.core.usage import nearest
 from node.engine.converted import converted
 from node.engine.plan import make_plan
 from node.host.memory import usable
@@ -42,7 +43,7 @@ def main() -> int:
         for found in rows(*sys.argv[1:2]):
             print(json.dumps(found), flush=True)  # noqa: T201
     except PippinError as error:
-        print(f"{error}", file=sys.stderr)  # noqa: T201
+        print(f"cluster: {error}", file=sys.stderr)  # noqa: T201 - as the command that runs this says its own
         return 1
     return 0
 
@@ -93,6 +94,10 @@ def _described(model: str) -> _Described:
     if (folder := Path(model).expanduser()).is_dir():
         return folder.name, read_config(folder), Layouts().of(folder).weights
     name = canonical(model)
+    if "/" not in name:
+        near = nearest(model, SHORT_NAMES)
+        hint = f"Did you mean {near}?" if near else "Write its hub id, `org/name`, or the path of its folder."
+        raise ModelNotFound(f"No model has the short name {model!r}.", hint=hint)
     try:
         found = Hub().metadata(name)
     except HubUnavailable:

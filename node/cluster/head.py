@@ -189,7 +189,7 @@ class Head:
         self._wanted.update(nodes, existing)
         for model in self._handover.note_use(view, at) | self._wanted.loading(view):  # those who wait will use it
             self._wanted.models[model].used_at = at
-        self._wanted.note_failed_loads(nodes, view)
+        self._wanted.loads.note(nodes, view)
         if self._wanted.lacks_spec(existing):
             return
         specs = self._wanted.specs(self._wanted.models)
@@ -226,7 +226,7 @@ class Head:
                 self._successor_at[ring.place] = at
                 name = f"{ring.model}@{fence.term}.{fence.epoch}.{self._agent.info.id}-again-{index}"
                 found[index] = replace(ring, id=name, fence=fence)
-                log.info("ring %s has ended: %s replaces it", ring.id, name)
+                log.debug("ring %s has ended: %s replaces it", ring.id, name)
         return tuple(found)
 
     def _next_fence(self) -> Fence:
@@ -271,7 +271,7 @@ class Head:
             min_stages=max((node.min_stages for node in nodes), default=1),
             max_rings=self._max_rings,
             unmoved=unmoved,
-            barred=self._wanted.barred(),
+            barred=self._wanted.loads.barred(),
             contexts=(self._context,) if self._context else CONTEXTS,
             max_sessions=tuple(range(self._max_sessions, 0, -1)) if self._max_sessions else SESSIONS,
             spreads=self._spreads,

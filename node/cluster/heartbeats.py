@@ -96,6 +96,8 @@ class Heartbeats:
                 end = now() + GONE_S
                 while (left := end - now()) > 0 and state_of(node) is not NodeState.ALIVE:  # it may call this one
                     await agent.news.wait(left)
+                if state_of(node) is NodeState.ALIVE:  # it called; gRPC waits before it tries the port again
+                    self._book.reconnect(node)
 
     async def _until_due(self, node: str, told: int) -> None:
         """Wait until a node is due: by its silence, a broken connection, or news after number `told` that it lacks."""

@@ -13,14 +13,14 @@ from node.core.nodes import Address
 from node.core.pool import Pools
 from node.engine.compute import Compute
 from node.engine.mtp import Mtp, find_mtp
-from node.engine.plan import Plan, make_plan
+from node.engine.plan import UNFUSED_CHUNK, Plan, make_plan
 from node.engine.trials import Trials
 from node.model.catalogue import Catalogue
 from node.model.config import read_config
 from node.model.hub import Hub
 from node.model.picture_form import PictureForm, picture_form
 from node.model.scanner import Folder
-from node.model.weights import Weights
+from node.model.weights import Weights, layer_of
 from node.rpc.client import RpcClient
 from node.text.same_tokens import difference
 from node.text.sandbox import SandboxServer
@@ -137,7 +137,8 @@ class ModelSpecs:
             return replace(layer, mtp=layer)
         compute, kv_bits = self.compute, version.kv_bits
         plan = await compute.run(make_plan, config, weights.total_bytes, kv_bits, unproven=compute.unproven)
-        return spec_of(version, plan, weights, layer, picture_form(config, {}))
+        form = picture_form(config, {}) if weights.tower_bytes else None
+        return spec_of(version, plan, weights, layer, form)
 
     async def _describe_mtp(self, version: ModelVersion, mtp: Mtp, weights: Weights) -> ModelSpec | None:
         """None if the layer can't be used: the model can, all the same."""
@@ -146,17 +147,7 @@ class ModelSpecs:
         except (ModelUnsupported, ModelBroken) as error:
             log.warning("the MTP layer of %s is not used: %s", version.model, error)
             return None
-        sizes = {name: weights.tensors[name].nbytes for name in mtp.names}
-        of_layer = sum(size for name, size in sizes.items() if mtp.is_of_layer(name))
-        return ModelSpec(
-            version=version,
-            layer_bytes=(of_layer,),
-            ends_bytes=sum(sizes.values()) - of_layer,
-            kv=plan.kv,
-            cuts=(),
-            max_context=plan.max_context,
-            score_bytes=plan.score_bytes,
-        )
+        return spec_of_mtp(version, mtp, plan, weights)
 
 
 def spec_of(
@@ -167,6 +158,7 @@ def spec_of(
     form: PictureForm | None = None,
 ) -> ModelSpec:
     """What the placement needs to know of a model. `mtp`: its MTP layer. `form`: of the pictures that it takes."""
+    places = form.most_places if form and form.mutual != "none" else 0  # one step has all of a picture
     return ModelSpec(
         version=version,
         layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),
@@ -177,8 +169,24 @@ def spec_of(
         max_context=plan.max_context,
         shared_ends=bool(plan.shared),
         head_bytes=weights.head_bytes,
-        score_bytes=plan.score_bytes,
+        score_bytes=plan.score_bytes * max(places, UNFUSED_CHUNK) // UNFUSED_CHUNK,
         mtp=mtp,
+    )
+
+
+def spec_of_mtp(version: ModelVersion, mtp: Mtp, plan: Plan, weights: Weights) -> ModelSpec:
+    """The same of an MTP layer, or the layers that it is made of. `plan`: of its small config."""
+    sizes = Counter[int | None]()
+    for name, new in mtp.names.items():
+        sizes[layer_of(new)] += weights.tensors[name].nbytes
+    return ModelSpec(
+        version=version,
+        layer_bytes=tuple(sizes[layer] for layer in range(plan.layers)),
+        ends_bytes=sizes[None],
+        kv=plan.kv,
+        cuts=(),
+        max_context=plan.max_context,
+        score_bytes=plan.score_bytes,
     )
 
 

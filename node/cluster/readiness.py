@@ -40,7 +40,7 @@ def stage_state(peer: PeerView, ring: Ring, stage: StageSpec) -> StageState:
 
 def ready_rings(view: ClusterView, model: str) -> list[Ring]:
     """Rings of the model that are ready; retiring ones only if there are no others."""
-    peers = {peer.report.info.id: peer for peer in view.peers}
+    peers = view.by_id
     rings = [ring for ring in view.placement.rings if ring.model == model]
     ready = [ring for ring in rings if ring_state(ring, peers) is RingState.READY]
     return [ring for ring in ready if not ring.retiring] or ready
@@ -50,13 +50,13 @@ def usable_rings(view: ClusterView, model: str) -> list[Ring]:
     """Rings to send requests to: ready ones, else those that seem ready except for stages unreachable from here."""
     if ready := ready_rings(view, model):
         return ready
-    peers = {peer.report.info.id: peer for peer in view.peers}
+    peers = view.by_id
     return [ring for ring in _kept(view, model) if _seems_ready(ring, peers)]
 
 
 def driver_out_of_reach(view: ClusterView, model: str) -> PeerView | None:
     """If rings exist but none has a driver that is reachable from this node: one of those drivers; else None."""
-    peers = {peer.report.info.id: peer for peer in view.peers}
+    peers = view.by_id
     drivers = [peer for ring in _kept(view, model) if (peer := peers.get(ring.driver))]
     return drivers[0] if drivers and all(map(_unheard, drivers)) else None
 

@@ -81,4 +81,4 @@ def _placed(view: ClusterView) -> set[str]:
 
 
 def _state(ring: Ring, view: ClusterView) -> RingState:
-    return ring_state(ring, {peer.report.info.id: peer for peer in view.peers})
+    return ring_state(ring, view.by_id)

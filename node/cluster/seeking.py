@@ -38,9 +38,10 @@ class Seeking:
                     address, answer = await self._call_any(host, port)
                 except PippinError as error:
                     self._note_refusal(host, port, error)
-                    level = logging.DEBUG if str(error) in told else logging.WARNING
-                    log.log(level, "--peer %s: %s", where, error)
-                    told.add(str(error))
+                    said = str(error).removeprefix(f"{where} ")
+                    level = logging.DEBUG if said in told else logging.WARNING
+                    log.log(level, "--peer %s%s%s", where, ": " if said == str(error) else " ", said)
+                    told.add(said)
                 else:
                     told.clear()
                     self.refused.pop(where, None)

@@ -77,7 +77,7 @@ class Spreading:
         """
         reports = {node.info.id: node for node in nodes}
         by_rule = any(node.min_stages > 1 for node in nodes)
-        free = [spec for spec in specs if spec.cuts and not spec.wish.stages and not by_rule]
+        free = [spec for spec in specs if _may_be_cut(spec) and not spec.wish.stages and not by_rule]
         self._loads = {spec.id: self._loads.get(spec.id) or _Load(now) for spec in free}
         spreads, idle = list[Spread](), set[str]()
         for spec in free:
@@ -163,6 +163,11 @@ class Spreading:
             log.info("streams of %s go on with one node each: %s", spec.id, why)
             load.chosen = Spread(spec.id)
         return load.chosen
+
+
+def _may_be_cut(spec: ModelSpec) -> bool:
+    """Without loss: a model whose later layers read the tokens takes pictures in one stage only."""
+    return bool(spec.cuts) and not (spec.shared_ends and spec.picture_bytes)
 
 
 def _smoothed(before: Stream | None, node: str, measured: RingTraffic, weight: float) -> Stream:

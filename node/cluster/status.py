@@ -17,7 +17,7 @@ from node.core.nodes import NodeInfo
 from node.core.reports import RingTraffic, StageReport, StageState
 from node.core.rings import Ring, StageSpec
 from node.core.views import PRESENT, ClusterView, NodeState, PeerView
-from node.placement.footprint import stage_bytes, stage_weights
+from node.placement.footprint import stage_bytes, stage_weights, weights_once
 
 Json = dict[str, Any]
 
@@ -31,7 +31,7 @@ def build_status(view: ClusterView, *, open_cluster: bool = False, other_secret:
     other_secret = outside(view, other_secret)
     refused = {peer.report.info.id for peer in other_secret}
     view = replace(view, peers=tuple(peer for peer in view.peers if peer.report.info.id not in refused))
-    peers = {peer.report.info.id: peer for peer in view.peers}
+    peers = view.by_id
     models = [_model(model, state, view, peers) for model, state in model_states(view).items()]
     me = peers[view.self_id].report.info
     entry = peers[view.head].report.info if view.head in peers else me
@@ -73,7 +73,7 @@ def _layers(model: str, layers: StageSpec | Shard) -> Json:
 
 def model_states(view: ClusterView) -> dict[str, str]:
     """State of each wanted model, by id: first those placed, then those refused, then those asked for."""
-    peers = {peer.report.info.id: peer for peer in view.peers}
+    peers = view.by_id
     asked = [model for peer in view.peers if peer.state in PRESENT for model in peer.report.preload]
     refused = [refusal.model for refusal in view.placement.refused]
     found: dict[str, set[str]] = {}
@@ -100,6 +100,11 @@ def _model(model: str, state: str, view: ClusterView, peers: dict[str, PeerView]
         "rings": [_ring(ring, peers) for ring in rings],
         "requests": _requests(traffic),
         "tokens_per_second": round(sum(each.tokens_per_second for each in traffic), 1),
+        "prompts": {  # on their way
+            "tokens": sum(each.prompt_tokens for each in traffic),
+            "done": sum(each.prompt_done for each in traffic),
+            "tokens_per_second": round(sum(each.prompt_tokens_per_second for each in traffic), 1),
+        },
         "used_at": max((each.used_at for each in traffic), default=0),
         "keep_s": None if wish.named or named else wish.keep_s,
     }
@@ -162,12 +167,13 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "address": join_host_port(info.addresses[0], info.grpc_port) if info.addresses else "",
         "chip": info.chip,
         "system": info.system,
+        "started_at": info.started_at // 1000,
         "memory": _memory(peer, view),
         "kv_on_disk": report.kv_disk,
         "kv_uncopied": report.kv_uncopied,
         "preload": list(report.preload),
         "layers": [_layers(ring.model, stage) for ring, stage in placed],
-        "loads": [_load(stage) for stage in report.stages if stage.loads],
+        "loads": [_load(stage) for stage in report.stages if stage.loads and peer.state in PRESENT],
         "idle": [_layers(shard.model, shard) for shard in report.idle],
         "speeds": [
             _layers(speed.shard.model, speed.shard)
@@ -191,10 +197,10 @@ def _memory(peer: PeerView, view: ClusterView) -> Json:
         for stage in ring.stages
         if stage.node == peer.report.info.id and ring.model in specs
     ]
-    weights = sum(stage_weights(*each) for each in placed)
-    kv = sum(stage_bytes(*each) for each in placed) - weights
-    free = max(0, memory.usable - weights - kv)
-    return asdict(memory) | {"weights": weights, "kv": kv, "free": free}
+    set_aside = sum(stage_bytes(*each) for each in placed)
+    kv = set_aside - sum(stage_weights(*each) for each in placed)
+    free = max(0, memory.usable - set_aside)
+    return asdict(memory) | {"weights": weights_once(placed), "kv": kv, "free": free}
 
 
 def _load(stage: StageReport) -> Json:

@@ -2,26 +2,18 @@
 
 import asyncio
 import logging
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from node.cluster.agent import Agent
+from node.cluster.failed_loads import FailedLoads
 from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
+from node.cluster.wanted_model import OPEN_WAIT_S, WantedModel, refusal_of
 from node.core.clock import now
-from node.core.errors import (
-    ModelChanged,
-    ModelCrashes,
-    Overloaded,
-    PippinError,
-    ShuttingDown,
-    as_pippin_error,
-    error_from,
-)
-from node.core.limits import MAX_TEXT_CHARS
+from node.core.errors import Overloaded, PippinError, ShuttingDown, as_pippin_error, error_from
 from node.core.models import ModelSpec, Wish
-from node.core.reports import Crash, Issue, NodeReport, StageReport, StageState
+from node.core.reports import Issue, NodeReport
 from node.core.rings import Placement, Refusal
 from node.core.views import ClusterView
 from node.core.warning_codes import Code
@@ -30,76 +22,8 @@ log = logging.getLogger(__name__)
 
 FRESH_S = 3.0
 """Time for which a model's failure answers all requests for it; a later request makes the head try again."""
-RETRY_S = 15.0
-"""Time after which a model that could not be described or loaded is tried again without a request; doubled each time
-that it fails again, up to MOST_RETRY_S."""
-MOST_RETRY_S = 300.0
-OPEN_WAIT_S = 60.0
-"""A new request waits this long for its model to load; then the client is told to come back. For as long, a model that loads
-for a request makes no room for another one, and one that cannot be served stays wanted: its nodes may come back.
-"""
 MOST_ASKED = 64
 """Maximum models that are wanted for requests alone and are not served."""
-
-
-@dataclass(slots=True)
-class Retry:
-    """When something that fails is tried again: ever less often."""
-
-    failures: int = 0
-    """How often it failed, one time after the other."""
-    at: float = 0.0
-
-    def fail(self) -> None:
-        self.at = now() + min(RETRY_S * 2 ** min(self.failures, 10), MOST_RETRY_S)
-        self.failures += 1
-
-
-@dataclass(slots=True)
-class WantedModel:
-    """Wanted for good if it is named, otherwise until its memory is needed."""
-
-    asked_at: float = 0.0
-    """Time of the last request."""
-    served_at: float = 0.0
-    """Time at which it last had a ring."""
-    placed_at: float = 0.0
-    """Time at which it got its ring; refreshed while it has none."""
-    used_at: float = 0.0
-    """Time at which it was last seen to answer requests."""
-    kept_at: float = 0.0
-    """Time at which a request last said how long it may be idle."""
-    preload: bool = False
-    """Whether some node names it with --model."""
-    wish: Wish = field(default_factory=Wish)
-    spec: ModelSpec | None = None
-    draft: str = ""
-    """Id of the draft model that was last looked for; empty if none was."""
-    draft_failure: Issue | None = None
-    """Why the model has to do without it."""
-    draft_retry: Retry = field(default_factory=Retry)
-    failure: Refusal | None = None
-    """Why it could not be described or loaded."""
-    failed_at: float = 0.0
-    retry: Retry = field(default_factory=Retry)
-
-    @property
-    def is_named(self) -> bool:
-        """Whether it stays loaded although nobody asks for it."""
-        return self.preload or self.wish.named
-
-    def is_idle(self, after_s: float) -> bool:
-        """Whether it is to be unloaded, as it had no request for so long, or for as long as a request said. The request that
-        said so is yet to begin.
-        """
-        keep_s = after_s if self.wish.keep_s is None else self.wish.keep_s
-        awaited = self.used_at < self.kept_at and now() - self.kept_at < OPEN_WAIT_S
-        idle_s = now() - max(self.asked_at, self.used_at, self.kept_at)
-        return not self.is_named and not awaited and idle_s > keep_s
-
-
-MTP_PROTOCOL = 8
-"""The first protocol whose nodes know of MTP layers: a node before it would fail to load one."""
 
 
 class WantedModels:
@@ -110,8 +34,7 @@ class WantedModels:
         """By id."""
         self.unloaded: set[str] = set()
         """Models that a user has unloaded, until no node names them any more."""
-        self.retries: dict[tuple[str, str], Retry] = {}
-        """Of replicas that could not be loaded, by model and node."""
+        self.loads = FailedLoads(agent, self.models)
         self.group = asyncio.TaskGroup()
         """Runs the searches for descriptions. To be entered by the head's task."""
         self.describing: dict[str, asyncio.Task[Refusal | None]] = {}
@@ -209,8 +132,9 @@ class WantedModels:
             if not isinstance(error, PippinError):
                 log.exception("describing failed")
             failed = as_pippin_error(error)
-            refusal = _refusal(model, failed)
-            log.log(logging.DEBUG if refusal == wanted.failure else logging.ERROR, "%s: %s", model, failed)
+            refusal = refusal_of(model, failed)
+            level = logging.DEBUG if refusal == wanted.failure else logging.ERROR
+            log.log(level, "%s", failed if failed.message.startswith(model) else f"{model}: {failed}")
             if wanted.spec is None:  # otherwise an earlier head told it meanwhile
                 wanted.failure, wanted.failed_at = refusal, now()
                 wanted.retry.fail()
@@ -230,7 +154,7 @@ class WantedModels:
                 log.exception("describing failed")
             if spec.draft and spec.draft.id == wanted.draft:  # as an earlier head has found it
                 return spec
-            failed = _refusal(wanted.draft, as_pippin_error(error))
+            failed = refusal_of(wanted.draft, as_pippin_error(error))
             issue = Code.DRAFT_REFUSED.issue(
                 model=spec.id, draft=wanted.draft, error=failed.message, hint=failed.hint or None
             )
@@ -261,10 +185,7 @@ class WantedModels:
     def specs(self, models: Iterable[str]) -> tuple[ModelSpec, ...]:
         """Descriptions of those of the models that have one, with what a user wishes of them."""
         known = [wanted for model in models if (wanted := self.models[model]).spec]
-        specs = [replace(wanted.spec, wish=wanted.wish) for wanted in known if wanted.spec]
-        if any(report.info.protocol < MTP_PROTOCOL for report in self._agent.alive()):
-            specs = [replace(spec, mtp=None) for spec in specs]
-        return tuple(specs)
+        return tuple(replace(wanted.spec, wish=wanted.wish) for wanted in known if wanted.spec)
 
     # --- planning -----------------------------------------------------------------------------------------------------
 
@@ -304,49 +225,6 @@ class WantedModels:
             if (is_due or not wanted.failure) and (not wanted.spec or lacks_draft):
                 self._describe(model, wanted)
 
-    def note_failed_loads(self, nodes: Sequence[NodeReport], view: ClusterView) -> None:
-        """Refuse models that a node could not load; a model that another ring serves is only barred from that node."""
-        placed = {ring.id: ring.model for ring in view.placement.rings}
-        served = {model for model in placed.values() if ready_rings(view, model)}
-        for model in served & self.models.keys():
-            self.models[model].retry.failures = 0
-        loaded = {
-            (stage.shard.model, node.info.id)
-            for node in nodes
-            for stage in node.stages
-            if stage.state is StageState.READY
-        }
-        failing = {(model, node.info.id) for model in self.models for node in nodes} - loaded
-        self.retries = {pair: retry for pair, retry in self.retries.items() if pair in failing or retry.at > now()}
-        for node in nodes:
-            for stage in node.stages:
-                # Nothing is placed on a draining node anyway, and other nodes may be able to load it.
-                if stage.state is not StageState.FAILED or stage.ring not in placed or node.draining:
-                    continue
-                model = stage.shard.model
-                if model in served:
-                    if (model, node.info.id) not in self.barred():
-                        self.retries.setdefault((model, node.info.id), Retry()).fail()
-                elif wanted := self.models.get(model):
-                    _refuse(wanted, node.info.name, stage)
-        for node, crash in self._crashes(nodes):
-            if crash.model not in served:
-                self.models[crash.model].failure = _refusal(crash.model, _crashed(node.info.name, crash))
-
-    def _crashes(self, nodes: Iterable[NodeReport]) -> Iterator[tuple[NodeReport, Crash]]:
-        """What ended nodes that loaded these models, and why no other node is to try, until a user wants it all the same."""
-        for node in nodes:
-            for crash in node.crashed:
-                wanted = self.models.get(crash.model)
-                is_same = wanted and wanted.spec and wanted.spec.version.revision == crash.revision
-                if wanted and is_same and crash.at > wanted.wish.despite:
-                    yield node, crash
-
-    def barred(self) -> tuple[tuple[str, str], ...]:
-        """(Model, node) pairs of replicas that are not to be tried yet."""
-        crashed = [(crash.model, node.info.id) for node, crash in self._crashes(self._agent.alive())]
-        return (*(pair for pair, retry in self.retries.items() if retry.at > now()), *crashed)
-
     def placeable(self) -> list[str]:
         """Models that could be placed: named ones first, then by the time of the last request, latest first."""
         ready = [model for model, wanted in self.models.items() if wanted.spec and not wanted.failure]
@@ -361,30 +239,3 @@ class WantedModels:
     def refusals(self) -> tuple[Refusal, ...]:
         """Of models that could not be described or loaded."""
         return tuple(wanted.failure for wanted in self.models.values() if wanted.failure)
-
-
-def _refuse(wanted: WantedModel, node: str, stage: StageReport) -> None:
-    """Note that a node could not load a model. `node`: its name."""
-    if wanted.failure:  # told already, as by another node of its ring
-        return
-    model = stage.shard.model
-    code, _, text = stage.error.partition(": ")
-    hint = f"The log of {node} has more. It is tried again, ever less often; `cluster load {model}` does so at once."
-    wanted.failure = _refusal(model, error_from(code, f"{node} could not load it: {text}", hint=hint))
-    if code == ModelChanged.code:  # the description is of files that are gone: another is looked for at once
-        wanted.spec, wanted.failed_at, wanted.retry.at = None, -math.inf, now()
-        return
-    wanted.failed_at = now()
-    wanted.retry.fail()
-
-
-def _crashed(node: str, crash: Crash) -> ModelCrashes:
-    return ModelCrashes(
-        f"{node} ended by a fault ({crash.cause}) while it loaded {crash.model}.",
-        hint=f"`last-crash.txt` in its data directory has more. `cluster load {crash.model}` tries it again.",
-    )
-
-
-def _refusal(model: str, error: PippinError) -> Refusal:
-    """Truncate to a length that peers accept; they would refuse the whole heartbeat otherwise."""
-    return Refusal(model, error.code, error.message[: MAX_TEXT_CHARS // 2], error.hint[: MAX_TEXT_CHARS // 2])

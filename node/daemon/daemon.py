@@ -182,27 +182,21 @@ class Daemon:
     # --- what it says of itself ---------------------------------------------------------------------------------------
 
     def _report(self) -> NodeReport:
-        name, faults, rings = self._options.name, self._compute.faults, self._serving.rings
+        name, faults, rings, head = self._options.name, self._compute.faults, self._serving.rings, self._serving.head
         failed = (gpu_failed(name, faults.count, faults.last.message),) if faults.last else ()
         return NodeReport(
             info=self._agent.info,
             memory=replace(self._facts.memory, used=rings.memory_used(), kept=rings.memory_kept()),
-            stages=self._serving.rings.reports(),
-            idle=self._serving.rings.idle(),
-            traffic=self._serving.rings.traffic(),
+            stages=rings.reports(),
+            idle=rings.idle(),
+            traffic=rings.traffic(),
             models=self._models.catalogue.local(),
             preload=self._models.preload,
             drafts=self._models.drafts,
             min_stages=self._options.stages or 1,
             job_s=self._watchdog.age_s,
-            speeds=self._serving.rings.speeds(),
-            issues=(
-                *self._upkeep.issues,
-                *failed,
-                *rings.issues(),
-                *self._serving.head.issues(),
-                *self._network.issues(),
-            ),
+            speeds=rings.speeds(),
+            issues=(*self._upkeep.issues, *failed, *rings.issues(), *head.issues(), *self._network.issues()),
             aliases=tuple(Alias(*given) for given in self._options.aliases),
             kv_disk=int(float(f"{self._models.kv.store.bytes:.1e}")),
             kv_budget=self._models.kv.store.budget if self._serving.stored else 0,
@@ -215,6 +209,7 @@ class Daemon:
         """Issues of this machine, of this node's options and of its threads. May wait for a disk."""
         look = partial(
             examine,
+            data=self._data,
             denied=self._models.catalogue.denied,
             deaf=self._network.discovery.failure,
             unreached=self._network.unreached.find(),

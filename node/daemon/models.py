@@ -16,7 +16,7 @@ from node.daemon.network import Network
 from node.engine.compute import Compute
 from node.engine.trials import Trials
 from node.host.crashes import Crashes
-from node.kv.copies import Keeper, KvCopies, keeper_of
+from node.kv.copies import CopyKeeper, KvCopies, keeper_of
 from node.kv.exchange import KvExchange
 from node.kv.store import KvStore
 from node.model.catalogue import Catalogue, lm_studio
@@ -123,7 +123,7 @@ class Models:
             return model
 
 
-def _keeper(agent: Agent, copies: str, before: str) -> Keeper | None:
+def _keeper(agent: Agent, copies: str, before: str) -> CopyKeeper | None:
     """See KvCopies. `copies`: of the options."""
     if copies == "never":
         return None

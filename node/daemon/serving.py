@@ -45,6 +45,7 @@ class Serving:
         """`recent`: the log of this process."""
         agent, client = network.agent, network.client
         self._agent, self._models = agent, models
+        self.stored = None if options.kv_disk == 0 else StoredKv(models.kv, compute, pools.kv, models.copies)
         limits = RingOptions(
             usable=facts.memory.usable,
             max_queue=options.max_queue,
@@ -52,7 +53,6 @@ class Serving:
             step_timeout_s=options.step_timeout,
             guesses=options.guesses,
         )
-        self.stored = None if options.kv_disk == 0 else StoredKv(models.kv, compute, pools.kv, models.copies)
         fetch, marked = models.of_shard, models.crashes.loading
         self.rings = Rings(agent, compute, client, fetch, models.grammars, limits, self.stored, marked)
         self.head = Head(
@@ -62,25 +62,10 @@ class Serving:
             max_sessions=options.max_sessions,
             max_rings=options.max_rings,
         )
-        catalogue, small_files, grammars = models.catalogue, models.files.of_tokenizer, models.grammars
-        names, allowlist = ModelNames(agent, catalogue, pools.files), Allowlist(agent, options.allow_models)
-        self.commands = Commands(agent, self.head, client, allowlist, names.id_of, self._release)
-        router = Router(agent, self.rings, client, self.head.want)
-        self.gateway = Gateway(
-            ModelIndex(agent, catalogue, names, allowlist, small_files, pools.files, int(time.time())),
-            OpenModels(agent, names, allowlist, router, small_files, sandboxes, pools),
-            router,
-            grammars,
-            models.pictures,
-            self.commands,
-            Disk(names, allowlist, models.kv.store, models.specs, models.files, pools, self.rings.models, agent.touch),
-            Monitor(
-                *(agent, self.rings, router, pools, grammars, sandboxes),
-                open_cluster=network.is_open,
-                other_secret=network.other_secret,
-            ),
-            Peers(agent, client, recent),
-        )
+        self._names = ModelNames(agent, models.catalogue, pools.files)
+        self._allowlist = Allowlist(agent, options.allow_models)
+        self.commands = Commands(agent, self.head, client, self._allowlist, self._names.id_of, self._release)
+        self.gateway = self._make_gateway(network, pools, sandboxes, recent)
         self.app = create_app(
             self.gateway,
             api_keys=options.api_keys,
@@ -92,7 +77,23 @@ class Serving:
         )
         kept = self.app[KEEPER]
         self.control = ControlService(
-            agent, self.head, allowlist, models.specs, self.commands, recent, kept.answer, kept.own_events
+            agent, self.head, self._allowlist, models.specs, self.commands, recent, kept.answer, kept.own_events
+        )
+
+    def _make_gateway(self, network: Network, pools: Pools, sandboxes: SandboxServer, recent: RecentLines) -> Gateway:
+        agent, models, rings, names, allowlist = self._agent, self._models, self.rings, self._names, self._allowlist
+        catalogue, small_files, grammars = models.catalogue, models.files.of_tokenizer, models.grammars
+        router = Router(agent, rings, network.client, self.head.want)
+        return Gateway(
+            ModelIndex(agent, catalogue, names, allowlist, small_files, pools.files, int(time.time())),
+            OpenModels(agent, names, allowlist, router, small_files, catalogue.layouts, sandboxes, pools),
+            router,
+            grammars,
+            models.pictures,
+            self.commands,
+            Disk(names, allowlist, models.kv.store, models.specs, models.files, pools, rings.models, agent.touch),
+            Monitor(agent, rings, router, pools, grammars, sandboxes, network.is_open, network.other_secret),
+            Peers(agent, network.client, recent),
         )
 
     def _release(self, model: str) -> None:

@@ -41,7 +41,7 @@ class Crashes:
             # It stays open as long as the process lives.
             faulthandler.enable(os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         except OSError as error:
-            log.warning("can't record in %s whether this node crashes: %s", directory, error)
+            log.warning("can't record in %s whether this node crashes: %s", directory, error.strerror)
         self._write()
 
     def crashed(self) -> tuple[Crash, ...]:
@@ -69,7 +69,7 @@ class Crashes:
         try:
             self._path.write_text(json.dumps(content), "utf-8")
         except OSError as error:
-            log.warning("can't record in %s what is being loaded: %s", self._path, error)
+            log.warning("can't record in %s what is being loaded: %s", self._path, error.strerror)
 
 
 def _cause(trace: Path) -> str:

@@ -11,6 +11,7 @@ from node.core.nodes import Advert
 from node.core.reports import Issue
 from node.core.units import format_bytes
 from node.core.warning_codes import Code
+from node.host.identity import DataDirectory
 from node.host.local_network import local_network_hint
 from node.host.mac_program import full_disk_access_hint
 from node.host.memory import stranded
@@ -25,16 +26,24 @@ MOST_TRIED = 4
 
 
 def examine(
-    node: str, folders: Iterable[Path], *, denied: Sequence[Path] = (), deaf: str = "", unreached: Sequence[Advert] = ()
+    node: str,
+    folders: Iterable[Path],
+    *,
+    data: DataDirectory | None = None,
+    denied: Sequence[Path] = (),
+    deaf: str = "",
+    unreached: Sequence[Advert] = (),
 ) -> tuple[Issue, ...]:
     """Issues of the machine of a node of this name. May wait for a disk, and some seconds for connections.
 
-    `folders`: where it keeps models. `denied`: what it may not read of them. `deaf`: why multicast DNS does not work.
+    `folders`: where it keeps models. `data`: its own directory. `denied`: what it may not read of them. `deaf`: why multicast DNS does not work.
     `unreached`: nodes that it seems unable to call.
     """
     found = [*_disk_issues(node, folders)]
+    if data and not data.is_here():
+        found.append(Code.DATA_GONE.issue(node=node, folder=without_home(data.path)))
     if denied:
-        where = _of_home(denied[0])
+        where = without_home(denied[0])
         found.append(Code.FOLDER_DENIED.issue(node=node, folder=where, hint=full_disk_access_hint() or None))
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < NEEDED_DESCRIPTORS:
@@ -92,12 +101,12 @@ def _disk_issues(node: str, folders: Iterable[Path]) -> Iterator[Issue]:
         disk = existing.stat().st_dev
         free = shutil.disk_usage(existing).free
         if disk not in seen and free < LOW_DISK:
-            yield Code.DISK_LOW.issue(node=node, folder=_of_home(folder), free=format_bytes(free))
+            yield Code.DISK_LOW.issue(node=node, folder=without_home(folder), free=format_bytes(free))
         seen.add(disk)
 
 
-def _of_home(folder: Path) -> str:
-    """Without the user's name, as others read it."""
+def without_home(folder: Path) -> str:
+    """The path of a folder without the user's name, as others read it."""
     home = Path.home()
     return str(Path("~") / folder.relative_to(home)) if folder.is_relative_to(home) else str(folder)
 

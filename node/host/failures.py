@@ -59,7 +59,7 @@ def note_end(directory: Path) -> None:
     try:
         (directory / _FILE).write_text(json.dumps(asdict(read(directory).with_end(time.time()))), "utf-8")
     except OSError as error:
-        log.warning("can't record in %s that this node failed: %s", directory, error)
+        log.warning("can't record in %s that this node failed: %s", directory, error.strerror)
 
 
 def wait_after_failures(directory: Path) -> None:

@@ -59,6 +59,10 @@ class DataDirectory:
         self.key = self._read_key() or self._save_key(new_key())
         self.identity = self._begin()
 
+    def is_here(self) -> bool:
+        """Whether the directory has not been deleted, nor its disk removed, since it was opened."""
+        return self._key_file.exists()
+
     def save_term(self, term: int) -> None:
         """Save the term, synced to disk before this returns. A term lower than the saved one is ignored."""
         if term > self.identity.term:

@@ -80,6 +80,15 @@ def used_by(process: int) -> int:
         return 0
 
 
+def processor_time_of(process: int) -> float:
+    """Seconds that another process has computed; 0 where `used_by` is."""
+    try:
+        times = psutil.Process(process).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def stranded() -> int:
     """Bytes of wired memory of this Mac that no process owns which this user may look at; 0 if there are few, and on other
     systems. Such memory is that of other users' processes, or was left by one that was killed while it held a model.

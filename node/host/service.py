@@ -107,6 +107,8 @@ class Manager:
     """Shows the end of the log, given the file above, and goes on if true."""
     log_files: str = ""
     """Pattern of the service's own log, in the user's home; empty if the system keeps it."""
+    under_way: tuple[int, ...] = ()
+    """Exit codes of commands by which it says that it is still at what it was told before."""
     guarded: tuple[str, ...] = ()
     """Folders that what it starts may read only once the user has allowed it. `~` is the user's home."""
 
@@ -231,6 +233,7 @@ LAUNCHD = Manager(
     state=_state_of_launchd,
     logs=_tail,
     log_files=f"Library/Logs/{NAME}.log*",
+    under_way=(5, 36, 37),  # a bootout that takes its time says 36, and a bootstrap soon after it 5 or 37
     guarded=("~/Desktop", "~/Documents", "~/Downloads", "~/Library/Mobile Documents", "/Volumes"),
 )
 SYSTEMD = Manager(

@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Reachable:
-    """A node that may be reached, and how."""
-
     hint: PeerHint
     caller: str = ""
     """Address from which it called last."""
@@ -129,6 +127,12 @@ class AddressBook:
         """Close all connections to a node that is gone, so that nothing waits for it."""
         if hint := self.hint_of(node):
             self._drop(hint)
+
+    def reconnect(self, node: str) -> None:
+        """Close the connections for heartbeats, so that the next one has a connection of its own."""
+        if hint := self.hint_of(node):
+            for address in hint.addresses:
+                self._client.drop_control(address_at(hint, address))
 
     def _drop(self, hint: PeerHint) -> None:
         for address in hint.addresses:

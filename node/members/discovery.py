@@ -31,6 +31,8 @@ from node.members.multicast_limiter import MulticastLimiter
 
 SERVICE = "_pippin._tcp.local."
 _RESOLVE_MS = 3000
+_ASK_AGAIN_S = 60.0
+"""Interval at which refused nodes are asked for their adverts, as zeroconf keeps those of a pulled plug for 19 minutes."""
 _LONGEST_NAME = 60
 """Maximum characters of a name: an advert has room for 255 bytes per value."""
 _MOST_REFUSED = 64
@@ -129,7 +131,8 @@ class Discovery:
     async def start(self) -> bool:
         """Advertise and listen. Returns False, with a warning, if the network has no multicast."""
         self._limiter, self._unusable = MulticastLimiter(), ""
-        self._unresolved.clear()
+        for heard in (self._unresolved, self.refused, self.adverts):  # their withdrawal may have been missed
+            heard.clear()
         try:
             self._zeroconf = AsyncZeroconf(_choice(self._interfaces), ip_version=IPVersion.V4Only)
             await self._zeroconf.zeroconf.async_wait_for_start()
@@ -211,18 +214,26 @@ class Discovery:
             self._to_resolve.set()
 
     async def _resolve(self) -> None:
-        """Query what adverts left out; rare, as most have everything in one packet."""
-        tried = Retried("An advert could not be read")
+        """Query what adverts left out, which is rare, as most have everything in one packet; and what may be gone."""
+        tried, ask_again_at = Retried("An advert could not be read"), now() + _ASK_AGAIN_S
         while True:
-            await self._to_resolve.wait()
+            try:
+                async with asyncio.timeout_at(ask_again_at):
+                    await self._to_resolve.wait()
+            except TimeoutError:
+                ask_again_at = now() + _ASK_AGAIN_S
+                self._unresolved |= {f"{node}.{SERVICE}": None for node in self.refused}
             self._to_resolve.clear()
             while self._unresolved:
                 name = next(iter(self._unresolved))
                 del self._unresolved[name]
+                found = False
                 with tried:
                     advert = AsyncServiceInfo(SERVICE, name)
-                    if self._zeroconf and await advert.async_request(self._zeroconf.zeroconf, _RESOLVE_MS):
+                    if self._zeroconf and (found := await advert.async_request(self._zeroconf.zeroconf, _RESOLVE_MS)):
                         self._tell(advert)
+                if not found:
+                    self.refused.pop(name.removesuffix(f".{SERVICE}"), None)
 
     def _tell(self, advert: AsyncServiceInfo) -> None:
         text = advert.decoded_properties

@@ -67,6 +67,10 @@ Effect = PersistTerm | BecameHead | Follow | SteppedDown | HeadLost
 
 
 MAX_TERM_LEAD = 1024
+SETTLE_S = 2.0
+"""Two rounds of mDNS queries (at 0 and 1 s), a connection and a heartbeat. A shorter time risks a needless election when a
+node joins a running cluster; a longer one only delays the first start.
+"""
 
 
 def cap_term(report: NodeReport, term: int) -> NodeReport:
@@ -87,17 +91,8 @@ def _turn(report: NodeReport) -> tuple[bool, bool, int, str]:
 class Election:
     """Election state of one node. `tick` after every report and membership change, and a few times a second."""
 
-    def __init__(
-        self,
-        self_id: str,
-        term: int = 0,
-        *,
-        # Two rounds of mDNS queries (at 0 and 1 s), a connection and a heartbeat. A shorter time risks a needless
-        # election when a node joins a running cluster; a longer one only delays the first start.
-        settle_s: float = 2.0,
-    ) -> None:
+    def __init__(self, self_id: str, term: int = 0) -> None:
         self._id = self_id
-        self._settle = settle_s
         self._started: float | None = None
         self.term = term
         """Highest term in which this node accepted a head or asked for a new one; part of its reports."""
@@ -176,7 +171,7 @@ class Election:
             return []  # that node will see our higher term, and claim the next
         elsewhere = {p.head for p in peers.values()} - {"", self._id} - peers.keys() - set(ended)
         met = bool(self._accepted)  # a node that has followed a head knows the others
-        settled = met or (self._started is not None and now - self._started >= self._settle)
+        settled = met or (self._started is not None and now - self._started >= SETTLE_S)
         if elsewhere or not settled or own.disk_error or any(_turn(p) < _turn(own) for p in peers.values()):
             return []
         return self._claim(peers)

@@ -42,6 +42,8 @@ Change = Joined | Changed | Forgotten
 
 PROTOCOLS_APART = 1
 """Maximum difference of the protocols of nodes that work together, see node.PROTOCOL."""
+FORGET_AFTER_S = 300.0
+"""A user back at the desk should still see which Mac is missing."""
 FAIL_AFTER_S = 1.8
 """Silence after which a node has failed. A node is asked every 0.6 s, and ten times a second when it is suspect, so that the
 loss of three messages in a row, as on bad Wi-Fi, changes nothing.
@@ -58,8 +60,6 @@ MEET_S = GONE_S + ANSWER_S
 """Time within which nodes that can reach each other have met, as after a start or when a partition heals."""
 RETURN_S = 0.5
 """Time within which a node whose connection was reset must be heard again; enough for at least one new connection."""
-OWN_STALL_S = 0.5
-"""Normal time between two ticks. Any excess is this node's own stall, and does not count as silence of the others."""
 ENDED_S = 10.0
 """Reports and goodbyes take a second or two at most. If a node is still heard this long after the last report of a
 later incarnation, or after its goodbye, it has not ended, whatever was reported: its data directory may have been
@@ -88,16 +88,15 @@ class Membership:
         self_info: NodeInfo,
         *,
         fail_after_s: float = FAIL_AFTER_S,
-        forget_after_s: float = 300.0,  # a user back at the desk should still see which Mac is missing
         most_nodes: int = MAX_NODES,  # peers can invent any number
     ) -> None:
         self._info = self_info
         self._fail_after = fail_after_s
-        self._forget_after = forget_after_s
         self._most_nodes = most_nodes
         self._peers: dict[str, _Peer] = {}
         self._own: NodeReport | None = None
-        self._ticked: float | None = None
+        self._due = math.inf
+        """Time of the next tick. By what it comes later, this node itself was held up."""
 
     def heard(self, report: NodeReport, now: float) -> list[Change]:
         """Process a report. One of a lower incarnation or of another cluster is ignored."""
@@ -148,24 +147,26 @@ class Membership:
         return [Changed(node, peer.state, peer.reason)]
 
     def tick(self, now: float) -> list[Change]:
-        """Update states to the present time. Deadlines are extended by the time for which this node itself was stalled."""
-        stalled = now - self._ticked - OWN_STALL_S if self._ticked is not None else 0.0
-        for peer in self._peers.values():  # asleep, or its event loop was blocked
-            peer.fail_at += max(stalled, 0.0)
-        self._ticked = now
+        """Update states to the present time. Deadlines are extended by the time for which this node itself was held up."""
+        late_s = max(0.0, now - self._due)
+        for peer in self._peers.values():  # asleep, short of processor time, or its event loop was blocked
+            peer.fail_at += late_s
+        self._due += late_s
         changes: list[Change] = []
         for node, peer in list(self._peers.items()):
             if peer.state in PRESENT:
                 changes += self._age(node, peer, now)
-            elif now - peer.seen >= self._forget_after:
+            elif now - peer.seen >= FORGET_AFTER_S:
                 del self._peers[node]
                 changes.append(Forgotten(node))
         return changes
 
-    def next_change(self) -> float:
-        """Time of the tick by which a node that stays silent becomes suspect or failed."""
+    def next_tick(self, latest: float) -> float:
+        """Time at which `tick` is to be called again: `latest`, or when a node that stays silent becomes suspect or failed."""
         present = (peer for peer in self._peers.values() if peer.state in PRESENT)
-        return min((_suspect_at(p) if p.state is NodeState.ALIVE else p.fail_at for p in present), default=math.inf)
+        changes = (_suspect_at(peer) if peer.state is NodeState.ALIVE else peer.fail_at for peer in present)
+        self._due = min((latest, *changes))
+        return self._due
 
     def view(self, now: float) -> tuple[PeerView, ...]:
         """All known nodes, this one first, then by name."""
@@ -186,7 +187,6 @@ class Membership:
         return peer.report if peer else None
 
     def state_of(self, node: str) -> NodeState | None:
-        """The state of a known peer."""
         peer = self._peers.get(node)
         return peer.state if peer else None
 
@@ -201,7 +201,8 @@ class Membership:
 
     def _admit(self, report: NodeReport, before: _Peer | None, now: float) -> list[Change]:
         info = report.info
-        fail_at = now + self._fail_after + min(max(report.lag_s, 0.0), self._fail_after)
+        lag_s = max(report.lag_s, 0.0) + (self._own.lag_s if self._own else 0.0)  # an answer waits for threads at both
+        fail_at = now + self._fail_after + min(lag_s, self._fail_after)
         self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, fail_at)
         joined = Joined(info.id)
         if not before or before.state not in PRESENT:

@@ -1,5 +1,6 @@
 """Memory footprint of a stage, in bytes: weights, KV cache, the model's ends, and working memory."""
 
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate
 
@@ -70,6 +71,20 @@ def stage_weights(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
     if spec.guesser and drives and ring.draft:
         count += sum(spec.guesser.layer_bytes) + spec.guesser.ends_bytes
     return count
+
+
+def weights_once(placed: Iterable[tuple[ModelSpec, Ring, StageSpec]]) -> int:
+    """Bytes of the weights of a node's stages, as in its memory: what several stages of a model have, as while one ring replaces
+    another, counts once.
+    """
+    found: dict[tuple[object, str], int] = {}
+    for spec, ring, stage in placed:
+        layers = spec.layer_bytes[stage.start : stage.end]
+        ends = stage_weights(spec, ring, stage) - sum(layers)
+        held = [(f"layer {number}", count) for number, count in enumerate(layers, stage.start)]
+        files = ring.version.files
+        found |= {(files, part): max(count, found.get((files, part), 0)) for part, count in (*held, ("ends", ends))}
+    return sum(found.values())
 
 
 def stage_bytes(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:

@@ -114,7 +114,7 @@ def refusal(
         verdict = f"together {format_bytes(total)}, but no cut between layers lets every node hold its part"
     hint = "Try a smaller model or a stronger quantization, add a Mac, or let the nodes use more memory."
     if placed:
-        hint = f"Stop preloading {' or '.join(placed)}, or: {hint[0].lower()}{hint[1:]}"
+        hint = f"Unload {' or '.join(placed)}, or: {hint[0].lower()}{hint[1:]}"
     lost = [f" {a.info.name} and {b.info.name} do not reach each other." for a, b in unreachable_pairs(nodes)]
     message = f"{needs} {rooms}; {verdict}.{''.join(lost)}" if nodes else f"{needs} No node can hold layers now."
     return Refusal(spec.id, "no_capacity", message, hint)

@@ -39,6 +39,8 @@ _TLS_SIGNS = {
     "Socket closed": "closes the connection during the handshake: it may have a secret, and this node none",
 }
 """Substrings of gRPC's messages for a failed TLS handshake -> likely cause."""
+_NO_CONNECTION = "Failed to connect to remote host: "
+"""In gRPC's messages, between all that it tried and the system's own words."""
 _MAX_CHARS = 2000
 """Maximum characters of a message or hint: gRPC refuses more than 8 KB of metadata, and with it the whole answer."""
 
@@ -113,4 +115,5 @@ def to_error(error: grpc.aio.AioRpcError, peer: str) -> PippinError:
             hint = "Give all nodes of a cluster the same --cluster and --secret-file."
             return SecretMismatch(f"{peer} {what}.", hint=hint)
     hint = local_network_hint() if NO_ROUTE in details else ""
-    return PeerUnavailable(f"{peer} did not answer: {error.code().name.lower()}, {details}.", hint=hint)
+    what = details.rpartition(_NO_CONNECTION)[2] or error.code().name.lower()
+    return PeerUnavailable(f"{peer} did not answer: {what.rstrip('.')}.", hint=hint)

@@ -50,7 +50,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return None  # unknown method; gRPC answers
         read, write = handler.request_deserializer, handler.response_serializer
         if handler.stream_unary:
-            each = partial(_messages, read) if read else _as_they_are
+            each = partial(_messages, read) if read else lambda frames: frames
             return grpc.stream_unary_rpc_method_handler(self._answering(handler.stream_unary, each), None, write)
         most = MAX_REQUEST_BYTES if handler_call_details.method == GENERATE else MAX_CONTROL_BYTES
         take = partial(_message, read, most)
@@ -115,10 +115,6 @@ def check_sender(node: str, caller: Caller) -> None:
     """Raises NotAdmitted if the caller speaks for another node. Without a secret this cannot be verified."""
     if caller.node and caller.node != node:
         raise NotAdmitted(f"Node {caller.node} at {caller.address} sent a message as node {node!r:.60}.")
-
-
-def _as_they_are(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    return frames
 
 
 async def _messages(read: Read, stream: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:

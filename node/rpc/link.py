@@ -84,6 +84,6 @@ class FrameLink:
 
     async def _report(self) -> None:
         self._error = await self._reason()
-        log.info("the link to %s broke: %s", self._peer, self._error)
+        log.debug("the link to %s broke: %s", self._peer, self._error)
         if not self._closed:
             self._on_broken(self._error)

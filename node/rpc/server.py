@@ -2,7 +2,6 @@
 
 import asyncio
 import resource
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,10 +11,11 @@ import grpc
 
 from node.core.addresses import join_host_port
 from node.core.commands import DrainNode, KeepModel, LoadModel, UnloadModel
-from node.core.errors import Overloaded, PeerTimeout, PortTaken
+from node.core.errors import PeerTimeout, PortTaken
 from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest, PromptProgress
 from node.core.models import ModelVersion
+from node.core.quota import Quota
 from node.core.reports import Heartbeat
 from node.core.response_ids import Ask
 from node.host.ports import is_served
@@ -119,8 +119,7 @@ class RpcServer:
 class _Control(ControlServicer):
     def __init__(self, handler: ControlHandler) -> None:
         self._handler = handler
-        self._readers: Counter[str] = Counter()
-        """Nodes, or addresses without a secret, to which responses are being sent."""
+        self._readers = Quota("Responses are being sent", MAX_RESPONSES, MAX_RESPONSES_OF_ONE)
 
     async def Exchange(self, request: control_pb2.Heartbeat, context: Context) -> control_pb2.Heartbeat:
         caller = caller_of(context)
@@ -176,17 +175,10 @@ class _Control(ControlServicer):
     async def Response(
         self, request: control_pb2.ResponseRequest, context: Context
     ) -> AsyncGenerator[control_pb2.ResponsePart, None]:
-        caller = caller_of(context)
-        reader, total = caller.node or caller.address, self._readers.total()
-        if total >= MAX_RESPONSES or self._readers[reader] >= MAX_RESPONSES_OF_ONE:
-            raise Overloaded(f"{total} responses are being sent already, {self._readers[reader]} of them to {reader}.")
-        self._readers[reader] += 1
-        try:
+        with self._readers.use(caller_of(context).name):
             data = await self._handler.response(member("ask", Ask, request.ask), request.id)
             for start in range(0, len(data), RESPONSE_PART):
                 yield control_pb2.ResponsePart(data=data[start : start + RESPONSE_PART])
-        finally:
-            self._readers -= Counter((reader,))  # without those that have none left
 
     async def Events(
         self, request: control_pb2.EventsRequest, context: Context
@@ -204,15 +196,12 @@ class _Serving(ServingServicer):
     async def Generate(
         self, request: serving_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.TokenEvents, None]:
-        events = self._handler.generate(request.ring, from_message(request, GenerateRequest))
-        try:
+        async with aclosing(self._handler.generate(request.ring, from_message(request, GenerateRequest))) as events:
             async for event in events:
                 if isinstance(event, PromptProgress):
                     yield serving_pb2.TokenEvents(progress=to_message(event, serving_pb2.PromptProgress))
                 else:
                     yield serving_pb2.TokenEvents(events=[to_message(event, serving_pb2.TokenEvent)])
-        finally:
-            await events.aclose()
 
     async def Evaluate(
         self, request: serving_pb2.EvaluateRequest, context: Context

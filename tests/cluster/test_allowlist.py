@@ -12,6 +12,7 @@ from node.core.models import HeldModel, ModelVersion
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport
 from node.core.rings import Fence, Placement, Ring, StageSpec
+from node.core.views import ClusterView
 from node.gateway.model_index import ModelIndex
 from node.gateway.model_names import ModelNames
 from node.gateway.open_models import OpenModels
@@ -86,10 +87,10 @@ async def test_the_gateway_opens_nothing_else() -> None:
         raise NotImplementedError
 
     here, nothing = agent(), cast("Any", None)
-    here.view = lambda: SimpleNamespace(placement=Placement(), peers=(), head="me")
+    here.view = lambda: ClusterView("me", 1, "me", (), Placement())
     names: Any = ModelNames(here, CATALOGUE, nothing)
     router = Router(here, nothing, nothing, want)
-    opened = OpenModels(here, names, Allowlist(here, ["mlx-community/*"]), router, nothing, nothing, nothing)
+    opened = OpenModels(here, names, Allowlist(here, ["mlx-community/*"]), router, nothing, nothing, nothing, nothing)
     with pytest.raises(ModelNotAllowed, match="mini-1"):
         await opened.open("org/held", "a")
     assert asked == []

@@ -107,7 +107,12 @@ def test_the_command_needs_no_node_and_of_a_short_name_no_hub(tmp_path):
     assert row["fits"][0] == {"macs": [8], "stages": 1, "context": 16384}
     unknown = run("--fits", "nobody/nothing", home=tmp_path)
     assert (unknown.returncode, unknown.stdout) == (1, "")
-    assert "nobody/nothing is not on this node, and HF_HUB_OFFLINE forbids to fetch it" in unknown.stderr
+    assert "cluster: nobody/nothing is not on this node, and HF_HUB_OFFLINE forbids to fetch it" in unknown.stderr
+    wrong = run("--fits", "qwen3-8c", home=tmp_path)
+    assert (wrong.returncode, wrong.stderr) == (
+        1,
+        "cluster: No model has the short name 'qwen3-8c'. Did you mean qwen3-8b?\n",
+    )
 
 
 def test_of_a_folder_the_files_count(capfd):

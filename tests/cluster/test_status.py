@@ -70,6 +70,12 @@ def home_view():
     return ClusterView("b2", 7, "b2", tuple(peers), placement)
 
 
+def test_a_node_that_failed_while_it_loaded_loads_no_more():
+    loads = (load(0, LOADING),)
+    nodes = build_status(view(peer("1", loads=loads), peer("2", NodeState.FAILED, loads=loads)))["nodes"]
+    assert [len(node["loads"]) for node in nodes] == [1, 0]
+
+
 def test_golden():
     status = build_status(home_view())
     assert json.dumps(status, indent=2) == GOLDEN.read_text().rstrip("\n")
@@ -227,6 +233,14 @@ def test_work_of_all_rings_is_summed_from_their_drivers():
     assert build_status(gone)["models"][0]["requests"] == {"running": 2, "queued": 1}
 
 
+def test_how_far_prompts_are():
+    rings = (ring("1"), ring("2", name="r2"))
+    work = {"prompt_tokens": 4000, "prompt_done": 300, "prompt_tokens_per_second": 20.04}
+    peers = (peer("1", rings=(RingTraffic("r1", 1, **work),)), peer("2", rings=(RingTraffic("r2", 1, **work),)))
+    (model,) = build_status(view(*peers, rings=rings))["models"]
+    assert model["prompts"] == {"tokens": 8000, "done": 600, "tokens_per_second": 40.1}
+
+
 def test_how_long_a_model_may_be_idle():
     rings = (ring("1"), ring("1", name="r2"))
     for wish, preload, keep_s in (
@@ -310,3 +324,17 @@ def test_memory_that_is_set_aside_is_not_free():
     assert holder["kv"] == (8 * 16 + 64 + 1 + 16) * 2**20  # the last three: working memory
     assert holder["free"] == holder["usable"] - holder["weights"] - holder["kv"]
     assert (other["weights"], other["kv"], other["free"]) == (0, 0, other["usable"])
+
+
+def test_weights_that_two_rings_have_count_once():
+    """While a ring replaces another, layers that both have are in memory once; the placement sets aside room for both."""
+    spec = ModelSpec(ModelVersion("m"), (2**20,) * 16, 3 * 2**20, (KvCost(1024),) * 16, (4,), 8192)
+    old = ring("1", context=4096)
+    new = replace(ring("1", "2", context=4096), id="m@2")
+    seen = view(peer("1"), peer("2"), rings=(replace(old, retiring=True), new))
+    status = build_status(replace(seen, placement=replace(seen.placement, specs=(spec,))))
+    holder, other = (node["memory"] for node in status["nodes"])
+    assert holder["weights"] == 11 * 2**20
+    assert other["weights"] == 8 * 2**20
+    alone = build_status(replace(seen, placement=replace(seen.placement, specs=(spec,), rings=(old,))))
+    assert holder["free"] < alone["nodes"][0]["memory"]["free"]

@@ -3,13 +3,15 @@
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from node.cluster.wanted import MOST_RETRY_S, RETRY_S, WantedModel, WantedModels
+from node.cluster.wanted import WantedModels
+from node.cluster.wanted_model import MOST_RETRY_S, RETRY_S, WantedModel
 from node.core.errors import HubUnavailable, ModelUnsupported
 from node.core.models import DraftChoice, ModelSpec, ModelVersion, Shard, Wish
 from node.core.nodes import Memory, NodeInfo
@@ -21,11 +23,16 @@ from node.core.warning_codes import Code
 NODE = NodeReport(NodeInfo("me", 1, "me", "home", "1", 1, (), 1, 2), Memory(1, 1), preload=("org/m",))
 
 
+def _set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    for module in ("failed_loads", "wanted", "wanted_model"):
+        monkeypatch.setattr(f"node.cluster.{module}.now", clock)
+
+
 async def test_a_hub_that_is_missing_is_told_once_and_asked_ever_less(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     time, asked = 100.0, []
-    monkeypatch.setattr("node.cluster.wanted.now", lambda: time)
+    _set_clock(monkeypatch, lambda: time)
 
     async def find(_: str) -> Any:
         asked.append(time)
@@ -57,7 +64,7 @@ async def test_a_model_is_served_without_a_draft_that_cannot_be_used_and_that_is
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     time, asked, failure = 100.0, [], ModelUnsupported("org/d has other tokens.", hint="Choose another one.")
-    monkeypatch.setattr("node.cluster.wanted.now", lambda: time)
+    _set_clock(monkeypatch, lambda: time)
 
     async def find(_: str) -> ModelSpec:
         return SPEC
@@ -107,7 +114,7 @@ class Loads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at = 1000.0
-        monkeypatch.setattr("node.cluster.wanted.now", lambda: self.at)
+        _set_clock(monkeypatch, lambda: self.at)
         agent: Any = SimpleNamespace(alive=lambda: [NODE], placement=Placement(), last_joined_at=0.0)
         self.wanted = WantedModels(agent, None)  # type: ignore[arg-type]
         self.wanted.models["org/m"] = self.model = WantedModel(spec=SPEC, preload=True)
@@ -116,7 +123,7 @@ class Loads:
         rings = tuple(Ring(stage.ring, ModelVersion("org/m"), (StageSpec("me", 0, 1),), 512, 1) for stage in stages)
         node = replace(NODE, stages=stages)
         view = ClusterView("me", 1, "me", (PeerView(node, NodeState.ALIVE),), Placement(rings=rings))
-        self.wanted.note_failed_loads([node], view)
+        self.wanted.loads.note([node], view)
 
     def retried_after(self) -> float:
         """Seconds until it is placed again."""
@@ -142,7 +149,7 @@ def test_a_load_that_fails_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPa
         (refusal,) = loads.wanted.refusals()
         pauses.append(loads.retried_after() - 1)
     assert pauses == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S, 16 * RETRY_S, MOST_RETRY_S, MOST_RETRY_S]
-    assert refusal.message == "me could not load it: It is damaged."
+    assert refusal.message == "me could not load org/m: It is damaged."
     assert "`cluster load org/m` does so at once" in refusal.hint
     loads.report(stage(StageState.READY))
     loads.report(stage(StageState.FAILED))
@@ -161,18 +168,18 @@ def test_a_replica_that_cannot_be_loaded_is_tried_ever_less_often(monkeypatch: p
     def report(state: StageState) -> None:
         ill = replace(other, stages=(stage(state, "s"),))
         view = ClusterView("me", 1, "me", (well, PeerView(ill, NodeState.ALIVE)), Placement(rings=rings))
-        loads.wanted.note_failed_loads([well.report, ill], view)
+        loads.wanted.loads.note([well.report, ill], view)
 
     for _ in range(3):
         report(StageState.FAILED)
-        pauses.append(loads.wanted.retries["org/m", "other"].at - loads.at)
+        pauses.append(loads.wanted.loads.retries["org/m", "other"].at - loads.at)
         loads.at += pauses[-1]
     assert pauses == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
     assert not loads.wanted.refusals(), "it is served"
     report(StageState.READY)
-    assert not loads.wanted.barred()
+    assert not loads.wanted.loads.barred()
     report(StageState.FAILED)
-    assert loads.wanted.retries["org/m", "other"].at - loads.at == RETRY_S
+    assert loads.wanted.loads.retries["org/m", "other"].at - loads.at == RETRY_S
 
 
 def test_a_model_whose_load_crashed_a_node_is_given_to_no_other_until_a_user_asks(
@@ -186,7 +193,7 @@ def test_a_model_whose_load_crashed_a_node_is_given_to_no_other_until_a_user_ask
 
     def plan() -> list[str]:
         loads.wanted.update([back], Placement())
-        loads.wanted.note_failed_loads([back], others)
+        loads.wanted.loads.note([back], others)
         return loads.wanted.placeable()
 
     assert not plan()
@@ -195,11 +202,11 @@ def test_a_model_whose_load_crashed_a_node_is_given_to_no_other_until_a_user_ask
     (refusal,) = loads.wanted.refusals()
     assert refusal.code == "model_crashes"
     assert refusal.message == "me ended by a fault (Segmentation fault) while it loaded org/m."
-    assert loads.wanted.barred() == (("org/m", "me"),), "nor is it a replica's place"
+    assert loads.wanted.loads.barred() == (("org/m", "me"),), "nor is it a replica's place"
     loads.wanted.models["org/m"].wish = Wish(named=True, despite=700)
     loads.wanted.models["org/m"].failure = None  # as `ask` does
     assert plan() == ["org/m"]
-    assert not loads.wanted.barred()
+    assert not loads.wanted.loads.barred()
     loads.wanted.models["org/m"].wish = Wish()
     loads.wanted.models["org/m"].spec = replace(SPEC, version=ModelVersion("org/m", "other"))
     loads.wanted.models["org/m"].failure = None

@@ -16,6 +16,7 @@ from node.core.nodes import Advert, PeerHint
 from node.core.warning_codes import Code
 from node.host import firewall
 from node.host.examination import LOW_DISK, NEEDED_DESCRIPTORS, examine, examine_start, examine_terminal
+from node.host.identity import open_data_directory
 
 PYTHON_APP = "/opt/homebrew/Cellar/python@3.13/3.13.9/Frameworks/Python.framework/Versions/3.13/Resources/Python.app"
 BREWED = f"{PYTHON_APP}/Contents/MacOS/Python"
@@ -117,6 +118,17 @@ def test_a_folder_that_macos_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     (issue,) = examine("mini", [], denied=denied)
     assert f"Full Disk Access, add {PYTHON_APP} and start" in issue.hint
+
+
+def test_a_data_directory_that_is_gone_while_the_node_runs(tmp_path: Path) -> None:
+    with open_data_directory(tmp_path / "node") as data:
+        assert examine("mini", [], data=data) == ()
+        shutil.rmtree(tmp_path / "node")
+        (issue,) = examine("mini", [], data=data)
+        assert issue.code == Code.DATA_GONE
+        assert f"mini no longer finds its data directory {tmp_path / 'node'}" in issue.text
+        (tmp_path / "node").mkdir()
+        assert examine("mini", [], data=data), "an empty one, as of who makes a folder in it, is not the node's"
 
 
 def test_multicast_that_does_not_work() -> None:

@@ -339,6 +339,38 @@ async def test_nodes_of_another_secret_are_shown_and_not_told(caplog):
 
 
 @pytest.mark.slow
+async def test_refused_nodes_that_ended_without_a_goodbye_are_forgotten(monkeypatch, caplog):
+    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr(module, "_RESOLVE_MS", 200)
+    async with started(info("a"), fingerprint="f00d") as (a,), started(info("b", port=7003)):
+        gone = AsyncServiceInfo(
+            SERVICE,
+            f"gone-{RUN}.{SERVICE}",
+            port=7005,
+            host_ttl=2,
+            properties={"id": f"gone-{RUN}", "name": "gone", "cluster": NAME},
+            server=f"gone-{RUN}.local.",
+            parsed_addresses=list(LOOPBACK),
+        )
+        out = DNSOutgoing(0x8400)
+        for record in (gone.dns_pointer(), gone.dns_service(), gone.dns_text(), *gone.dns_addresses()):
+            out.add_answer_at_time(record, 0)
+        heard_by(a).datagram_received(out.packets()[0], (*LOOPBACK, 5353))
+        await until(lambda: "gone (127.0.0.1) does not join" in caplog.text)
+        await refused(a, "b")
+
+
+async def test_who_starts_to_listen_again_forgets_what_it_heard():
+    """The goodbye of a refused node may have come in between."""
+    async with started(info("a"), fingerprint="f00d") as (a,):
+        async with started(info("b", port=7003)):
+            await refused(a, "b")
+            await a.discovery.stop()
+        await a.discovery.start()
+        assert await refused(a) == {}
+
+
+@pytest.mark.slow
 async def test_a_node_that_is_given_the_secret_is_told():
     async with started(info("a"), fingerprint="f00d") as (a,):
         async with started(info("b", port=7003)):

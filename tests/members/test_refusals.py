@@ -26,3 +26,14 @@ async def test_a_model_that_fails_again_is_told_when_the_reason_changes(caplog: 
         agent.adopt(placement)
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert said == [f"placement: m: {why}" for why in ("one", "two", "two")], "at last it was not wanted meanwhile"
+
+
+async def test_that_no_node_is_left_is_no_news_while_all_nodes_stop(caplog: pytest.LogCaptureFixture) -> None:
+    book = AddressBook("a", None, (), anywhere=True)  # type: ignore[arg-type]
+    agent = Agent(INFO, 0, book, lambda: NodeReport(INFO, Memory(1, 1)), lambda _: None)
+    agent.set_draining(True)
+    agent.adopt(refused("No node can hold layers now."))
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+    agent.set_draining(False)
+    agent.adopt(refused("No node can hold layers now."))
+    assert [record for record in caplog.records if record.levelno == logging.WARNING]

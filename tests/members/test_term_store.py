@@ -102,7 +102,7 @@ def test_a_head_is_followed_whatever_the_disk_does(clock):
     assert told(agent) == (7, "other", "No space left on device")
     disk.is_full = False
     clock.now += RETRY_S
-    agent.touch()
+    agent.heard(peer(7, "other"))
     assert disk.term == 7
     assert told(agent) == (7, "other", "")
 

@@ -568,7 +568,7 @@ def test_a_refusal_names_models_that_could_make_room():
     nodes = [node("a", room_for(model(), 8192, 1))]
     placement = placed([model("x"), model("y")], nodes)
     assert [r.model for r in placement.rings] == ["x"]
-    assert placement.refused[0].hint.startswith("Stop preloading x, or: try")
+    assert placement.refused[0].hint.startswith("Unload x, or: try")
 
 
 def test_without_nodes_all_is_refused():

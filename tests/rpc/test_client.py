@@ -19,6 +19,7 @@ from node.core.generation import GenerateRequest, PromptProgress, TokenEvent
 from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES
 from node.core.models import Wish
 from node.core.nodes import Address, Caller
+from node.core.reports import Heartbeat
 from node.core.response_ids import Ask
 from node.core.rings import Fence
 from node.rpc.boundary import answering, quiet_tracebacks
@@ -28,7 +29,7 @@ from node.wire import serving_pb2
 from node.wire.control_pb2 import ResponseRequest
 from node.wire.control_pb2_grpc import ControlStub
 from tests.patience import PATIENCE_S
-from tests.rpc.conftest import serving
+from tests.rpc.conftest import report, serving
 
 
 async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,6 +72,15 @@ async def test_a_peer_whose_disk_hangs_is_given_up(monkeypatch: pytest.MonkeyPat
         assert await anext(chunks) == (b"{", "")
         with pytest.raises(PeerUnavailable, match=r"sent nothing of config\.json"):
             await anext(chunks)
+
+
+async def test_a_port_where_nobody_listens_is_told_in_the_systems_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        target = f"127.0.0.1:{gone.getsockname()[1]}"
+    async with RpcClient() as client:
+        with pytest.raises(PeerUnavailable) as caught:
+            await client.exchange(Address(target), Heartbeat(report("a")), PATIENCE_S)
+    assert str(caught.value) == f"{target} did not answer: Connection refused."
 
 
 @pytest.mark.parametrize("how", ["the link is closed", "the peer is dropped"])
@@ -253,7 +263,9 @@ async def test_a_peer_that_reads_no_response(monkeypatch: pytest.MonkeyPatch, re
         unread = [stub.Response(ResponseRequest(id=f"resp_{n}", ask="get")) for n in range(readers)]
         for call in unread:
             await call.read()  # only the first part of many
-        with pytest.raises(Overloaded, match=f"{readers} responses are being sent already, {readers} of them to 127"):
+        with pytest.raises(
+            Overloaded, match=f"Responses are being sent {readers} times already, {readers} times for 127"
+        ):
             await client.response(Address(target), Ask.GET, "resp_1")
         unread[0].cancel()
         async with asyncio.timeout(PATIENCE_S):
