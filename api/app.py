@@ -180,6 +180,11 @@ def _add_fallbacks(router: web.UrlDispatcher) -> None:
 
 
 async def _wrong_method(request: web.Request) -> web.StreamResponse:
+    if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
+        raise EndpointUnsupported(
+            f"{request.path} is not supported by WebSocket.",
+            hint="Send each request by POST; with 'stream': true its events come one by one.",
+        )
     routes = request.match_info.route.resource or ()
     raise web.HTTPMethodNotAllowed(request.method, {route.method for route in routes} - {ANYTHING_ELSE})
 

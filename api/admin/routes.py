@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -12,7 +11,7 @@ from pydantic import Field
 from api.chat.env import STREAM, Env, fetch_model
 from api.chat.message import StrictModel
 from api.chat.prompt import thinks
-from api.chat.schema import MAX_INT, parse
+from api.chat.schema import MAX_INT
 from api.http.callers import CLIENT
 from api.http.in_flight import IN_FLIGHT
 from api.http.stream import EventStream, Sse
@@ -49,7 +48,7 @@ async def show(tell: Callable[[], Any], _request: web.Request) -> web.Response:
 
 async def load(env: Env, request: web.Request) -> web.Response:
     """Load a model for good. The body may be empty."""
-    body = await env.bodies.read(request, partial(parse, LoadRequest)) if request.can_read_body else LoadRequest()
+    body = await env.read(request, LoadRequest) if request.can_read_body else LoadRequest()
     wish = Wish(named=True, stages=body.stages, context=body.context)
     return await _run(env, LoadModel(request.match_info["model"], wish))
 
@@ -70,7 +69,7 @@ async def pull(env: Env, request: web.Request) -> web.StreamResponse:
 
 async def remove(env: Env, request: web.Request) -> web.Response:
     """Delete a model's files. The body may be empty."""
-    body = await env.bodies.read(request, partial(parse, RemoveRequest)) if request.can_read_body else RemoveRequest()
+    body = await env.read(request, RemoveRequest) if request.can_read_body else RemoveRequest()
     model, freed = await env.gateway.disk.remove(request.match_info["model"], not_fetched=body.not_fetched)
     return web.json_response({"model": model, "bytes": freed})
 

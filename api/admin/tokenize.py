@@ -6,7 +6,6 @@ MAX_COUNTED tokens.
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -68,7 +67,7 @@ async def tokenize(env: Env, request: web.Request) -> web.Response:
 
 
 async def detokenize(env: Env, request: web.Request) -> web.Response:
-    body = await env.bodies.read(request, partial(parse, DetokenizeRequest))
+    body = await env.read(request, DetokenizeRequest)
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
     data = await model.encoder.work(_spelled, model, body.tokens)
     return web.Response(body=data, content_type=JSON)

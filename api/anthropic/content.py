@@ -162,7 +162,6 @@ def _block(param: str, given: Any, kinds: Kinds) -> Block:
 
 
 def _turn(role: str, blocks: Sequence[Block], names: Mapping[str, str]) -> list[Json]:
-    """The chat messages of one turn."""
     if role == "assistant":
         return [_assistant_message(blocks)]
     results = [_tool_message(block, names) for block in blocks if isinstance(block, ToolResult)]

@@ -7,20 +7,18 @@ from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.anthropic.content import chat_messages, system_text
+from api.chat.forms import format_of
 from api.chat.message import Name, Whole, WithoutNulls
 from api.chat.parameters import IGNORED, Refused
 from api.chat.request import Effort
-from api.chat.schema import MAX_INT, ModelName
+from api.chat.schema import LOCAL_PARAMETERS, MAX_INT, PEER_PARAMETERS, ModelName
 from api.http.json_object import Json
 from api.http.limits import MAX_STOP_CHARS, MAX_STOPS, MAX_TOOLS
 from node.core.errors import BadRequest
 
-EXTENSIONS = (
-    *("min_p", "repetition_penalty", "ignore_eos", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("adapter", "prediction"),
-)
+EXTENSIONS = (*LOCAL_PARAMETERS, "adapter", "max_thinking_tokens", "thinking_budget", "thinking_token_budget")
 """Parameters that Anthropic's API lacks."""
-CHAT_PARAMETERS = ("temperature", "top_p", "top_k", *EXTENSIONS)
+CHAT_PARAMETERS = ("temperature", "top_p", "top_k", *EXTENSIONS, *PEER_PARAMETERS)
 """Parameters passed to chat by the same names."""
 AT_ANTHROPIC = Refused("Anthropic runs it")
 MIN_BUDGET = 1024
@@ -110,6 +108,7 @@ class PromptRequest(WithoutNulls):
     """The older place of `output_config.format`."""
     chat_template_kwargs: Json = Field(default_factory=dict)
     """Variables for the template: not in Anthropic's API."""
+    response_format: Annotated[Any, Refused("it is output_config.format in this API")] = None
     mcp_servers: Annotated[Any, AT_ANTHROPIC] = None
     container: Annotated[Any, AT_ANTHROPIC] = None
 
@@ -119,7 +118,8 @@ class PromptRequest(WithoutNulls):
         schema = {"name": "answer", "schema": form.schema_} if form else None
         # A demanded format or call leaves no room for thoughts.
         forced = self.tool_choice.type in ("any", "tool")
-        thinks = self.thinking.type in ("enabled", "adaptive") and not form and not forced
+        demanded = form or forced or format_of(given)
+        thinks = self.thinking.type in ("enabled", "adaptive") and not demanded
         messages, texts = self.messages, [self.system]
         if messages and messages[0]["role"] == "system":
             texts.append(messages[0]["content"])
@@ -135,7 +135,7 @@ class PromptRequest(WithoutNulls):
             "response_format": {"type": "json_schema", "json_schema": schema} if schema else None,
             "reasoning_effort": self.output_config.effort,
             "chat_template_kwargs": {"enable_thinking": thinks, **self.chat_template_kwargs},
-            "max_thinking_tokens": self.thinking.budget_tokens if thinks else None,
+            "reasoning": {"max_tokens": self.thinking.budget_tokens if thinks else None},
         }
 
 

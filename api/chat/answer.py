@@ -108,7 +108,7 @@ class Answer:
             self._silent |= {event.position} if not symbols and event.token not in self._control else set()
         parts = reader.push([Glyph(symbol, event.position) for symbol in symbols])
         if event.finish and not parts.ended:
-            parts.add(reader.finish())
+            parts.add(reader.finish(cut=event.finish == "length"))
         if self._logprobs:
             self._queue_tokens(parts.text)
         self.reasoning_tokens += parts.reasoning_tokens

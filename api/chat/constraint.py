@@ -8,6 +8,7 @@ from api.chat.tools import ToolUse
 from node.core.errors import BadRequest
 from node.text.grammar import Function, split_mark
 from node.text.grammars import Grammars
+from node.text.tagged import arguments_of
 from node.text.tokenizer import Tokenizer
 
 
@@ -19,13 +20,14 @@ def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequen
     """
     if grammar and not split_mark(grammar)[0]:
         only = use.names[0] if _has_no_head(use) else None
-        return CallReader(use.names, only=only, custom=use.custom) if use.tools else None
+        or_text = use.mode != "required"
+        return CallReader(use.names, only=only, custom=use.custom, or_text=or_text) if use.tools else None
     dialect = tokenizer.dialect
     if not any(dialect.markers(tools=bool(use.tools)).values()):
         return None
     channel = dialect.channel_after(prompt)
     form = dialect.form if grammar else None
-    free = {f"{form.head}{name}{form.joint}": name for name in use.custom} if form else {}
+    free = {f"{form.head}{name}{''.join(map(str, form.opening))}": name for name in use.custom} if form else {}
     return FamilyReader(
         tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many, custom=use.custom, free=free
     )
@@ -58,7 +60,7 @@ async def make_grammar(grammars: Grammars, use: ToolUse, form: Format | None, cl
 
 async def make_optional_grammar(grammars: Grammars, use: ToolUse, tokenizer: Tokenizer, client: str) -> str:
     """Make the grammar of an answer that may call tools of which one is `strict`: free up to the mark of the model's family.
-    Empty: there is no such tool, or the family's arguments are not JSON. Raises BadRequest for a strict schema that has no
+    Empty: there is no such tool, or the family's form is not known. Raises BadRequest for a strict schema that has no
     grammar; the arguments of a tool that is not strict are then any object.
     """
     form = tokenizer.call_form
@@ -70,9 +72,12 @@ async def make_optional_grammar(grammars: Grammars, use: ToolUse, tokenizer: Tok
     for index, function in use.callable:
         try:
             await _arguments(grammars, use, index, function, client)
+            if form.key and not function.free:
+                arguments_of(function.parameters)
             functions.append(function)
-        except BadRequest:
+        except BadRequest as error:
             if function.strict:
+                error.param = error.param or _param(use, index)
                 raise
             functions.append(Function(function.name, {"type": "object"}))
     return await grammars.calls(functions, many=use.many, param=param, client=client, form=form)
@@ -84,10 +89,10 @@ async def _arguments(grammars: Grammars, use: ToolUse, index: int, function: Fun
         kind, text = function.free
         param = f"tools[{index}].custom.format.grammar.definition"
         return await grammars.text(kind, text, param=param, client=client)
-    return await grammars.json(function.parameters, strict=function.strict, param=_place(use, index), client=client)
+    return await grammars.json(function.parameters, strict=function.strict, param=_param(use, index), client=client)
 
 
-def _place(use: ToolUse, index: int) -> str:
+def _param(use: ToolUse, index: int) -> str:
     return f"functions[{index}].parameters" if use.legacy else f"tools[{index}].function.parameters"
 
 

@@ -1,10 +1,9 @@
 """Tools with free text for arguments, `custom` ones at OpenAI. A model sees each as a function with one text, `input`."""
 
-from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 from api.chat.message import INPUT, StrictModel
 from node.text.grammar import Function
@@ -58,7 +57,12 @@ class CustomTool(StrictModel):
         return Function(self.name, {}, strict=True, free=(kind, self.grammar.definition))
 
 
-def input_of(arguments: Mapping[str, Any], written: str) -> str:
-    """The input of a call that a model wrote as a function's: `arguments`, and the same as JSON."""
+def input_of(written: str, *, ended: bool) -> str:
+    """The input of a call that a model wrote as a function's, with these arguments in JSON, which are cut off unless `ended`."""
+    otherwise = written if ended else ""
+    try:
+        arguments = from_json(written, allow_partial="trailing-strings")
+    except ValueError:
+        return otherwise
     texts = [arguments[INPUT]] if INPUT in arguments else list(arguments.values())
-    return texts[0] if len(texts) == 1 and isinstance(texts[0], str) else written
+    return texts[0] if len(texts) == 1 and isinstance(texts[0], str) else otherwise

@@ -8,7 +8,7 @@ from functools import partial
 
 from aiohttp import web
 
-from api.chat.schema import GenerationRequest
+from api.chat.schema import GenerationRequest, Request, parse
 from api.http.body import Bodies
 from api.http.callers import CLIENT
 from api.http.in_flight import IN_FLIGHT
@@ -33,6 +33,10 @@ class Env:
     metrics: Metrics
     timing: StreamTiming
     bodies: Bodies
+
+    async def read(self, request: web.Request, schema: type[Request]) -> Request:
+        """The validated body of a request. Raises what Bodies.read raises."""
+        return await self.bodies.read(request, partial(parse, schema))
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
         """Score or embed a text, and count its tokens. Raises what Router.evaluate raises."""

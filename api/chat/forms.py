@@ -47,7 +47,9 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability"), (0,)),
     **dict.fromkeys(("typical_p", "typical", "tfs_z"), (1,)),
     **dict.fromkeys(("bad_words", "bad_words_ids", "logits_processors"), ([],)),
+    **dict.fromkeys(("stop_regex", "custom_logit_processor", "lora_path"), ([], "")),
     **dict.fromkeys(("use_beam_search", "structured_outputs.structural_tag"), (False,)),
+    **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim"), (False,)),
     "web_search_options": (),
 }
 """Parameters that would change an answer, and the values with which they don't."""
@@ -62,7 +64,7 @@ def check_off(body: Mapping[str, Any]) -> None:
 
 def format_of(body: Mapping[str, Any]) -> Format | None:
     """The form that a request demands by another server's name. Raises BadRequest."""
-    found = [(name, value) for name, value in _given(body).items() if name in KINDS and value is not False]
+    found = [(name, value) for name, value in _given(body).items() if name in KINDS and value not in (False, "")]
     if not found:
         return None
     (name, value), *others = found

@@ -18,6 +18,7 @@ from api.chat.reader import Reader
 from api.chat.schema import SEEDS, CompletionRequest, GenerationRequest
 from api.http.callers import CLIENT
 from api.http.json_object import Json
+from api.http.limits import MAX_PIXEL_BYTES
 from api.http.stream import EventStream
 from node.core.errors import BadRequest, ContextExceeded, PippinError
 from node.core.generation import GenerateRequest, PromptProgress, Sampling, ThinkingBudget
@@ -26,7 +27,9 @@ from node.core.rate import Rate
 from node.text.sandboxed_encoder import OpenModel
 
 MAX_CONCURRENT = 16
-"""Choices of one request that run concurrently: enough to fill a batch, without filling a queue."""
+"""Choices of one request that run concurrently: enough to fill a batch, without filling a queue. Fewer with pictures that have
+more than MAX_PIXEL_BYTES together, as each choice takes them to the driver.
+"""
 
 T = TypeVar("T")
 
@@ -80,29 +83,15 @@ class Prepared:
         `reader`: creates the reader of one choice. `control_logprobs`: see Answer. `pictures`: see GenerateRequest. Raises BadRequest, ContextExceeded.
         """
         model, body = self.model, self.body
-        check_tokens(model, body.logit_bias, param="logit_bias")
-        check_tokens(model, body.stop_token_ids, param="stop_token_ids")
-        check_tokens(model, body.allowed_token_ids, param="allowed_token_ids")
-        if body.allowed_token_ids and self.grammar:
-            both = "a form of the answer, or with calls that follow a schema"
-            raise BadRequest(f"'allowed_token_ids' can't be combined with {both}.", param="allowed_token_ids")
-        fim = model.tokenizer.fim if body.is_middle else None
-        silent = fim.ends if fim else frozenset[int]()
-        eos = frozenset() if body.ignore_eos and not self.grammar else model.tokenizer.eos | silent
-        ends = eos | frozenset(body.stop_token_ids)
-        sampling = replace(self.sampling, late=tuple(sorted(ends)) if body.min_tokens else ())
-        if body.allowed_token_ids and body.min_tokens and ends.issuperset(body.allowed_token_ids):
-            raise BadRequest(
-                "'allowed_token_ids' has no token that does not end the answer.", param="allowed_token_ids"
-            )
+        silent, ends = self._ends()
+        self._check_tokens(ends)
         request = GenerateRequest(
             id=self.id,
             model=model.id,
             prompt=tuple(prompt),
             max_tokens=self.max_new_tokens(prompt),
-            # After a complete grammar only EOS can come, so `ignore_eos` has no effect.
             stop_tokens=ends,
-            sampling=sampling,
+            sampling=replace(self.sampling, late=tuple(sorted(ends)) if body.min_tokens else ()),
             grammar=self.grammar,
             client=self.client,
             revision=model.revision,
@@ -111,20 +100,41 @@ class Prepared:
             thinking=thinking,
         )
         choices = []
-        for copy in range(body.copies):
-            seeded = replace(sampling, seed=(sampling.seed + copy) % SEEDS)
+        for index in range(first, first + body.copies):
+            seeded = replace(request.sampling, seed=(self.sampling.seed + index - first) % SEEDS)
             answer = Answer(
                 model.tokenizer,
                 body.stop,
-                logprobs=sampling.logprobs is not None,
+                logprobs=seeded.logprobs is not None,
                 control_logprobs=control_logprobs,
                 offset=len(echo.text) if echo else 0,
                 reader=reader(),
                 silent=silent,
             )
-            numbered = replace(request, id=f"{self.id}-{first + copy}", sampling=seeded)
-            choices.append(Choice(first + copy, numbered, answer, echo, self.prediction is not None))
+            numbered = replace(request, id=f"{self.id}-{index}", sampling=seeded)
+            choices.append(Choice(index, numbered, answer, echo, self.prediction is not None))
         return choices
+
+    def _ends(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The tokens that end the middle of a text, which are not shown, and all that end an answer."""
+        body, tokenizer = self.body, self.model.tokenizer
+        silent = tokenizer.fim.ends if body.is_middle and tokenizer.fim else frozenset[int]()
+        # After a complete grammar only EOS can come, so `ignore_eos` has no effect.
+        eos = frozenset() if body.ignore_eos and not self.grammar else tokenizer.eos | silent
+        return silent, eos | frozenset(body.stop_token_ids)
+
+    def _check_tokens(self, ends: frozenset[int]) -> None:
+        body = self.body
+        check_tokens(self.model, body.logit_bias, param="logit_bias")
+        check_tokens(self.model, body.stop_token_ids, param="stop_token_ids")
+        check_tokens(self.model, body.allowed_token_ids, param="allowed_token_ids")
+        if body.allowed_token_ids and self.grammar:
+            both = "a form of the answer, or with calls that follow a schema"
+            raise BadRequest(f"'allowed_token_ids' can't be combined with {both}.", param="allowed_token_ids")
+        if body.allowed_token_ids and body.min_tokens and ends.issuperset(body.allowed_token_ids):
+            raise BadRequest(
+                "'allowed_token_ids' has no token that does not end the answer.", param="allowed_token_ids"
+            )
 
     def max_new_tokens(self, prompt: Sequence[int]) -> int:
         """Maximum number of tokens that can be generated. Raises ContextExceeded if the prompt leaves no room."""
@@ -204,16 +214,18 @@ async def respond(env: Env, request: web.Request, choices: Sequence[Choice], out
 
 
 async def run_all(env: Env, choices: Sequence[Choice], output: Output, events: EventStream | None = None) -> None:
-    await run_concurrently([partial(choice.run, env, output, events) for choice in choices])
+    pixel_bytes = sum(len(picture.pixels) for picture in choices[0].request.pictures) if choices else 0
+    at_once = MAX_CONCURRENT if not pixel_bytes else min(MAX_CONCURRENT, max(1, MAX_PIXEL_BYTES // pixel_bytes))
+    await run_concurrently([partial(choice.run, env, output, events) for choice in choices], at_once)
 
 
 def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-async def run_concurrently(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Run these concurrently, at most MAX_CONCURRENT at a time; results in order. The first failure cancels the rest."""
-    slots = asyncio.Semaphore(MAX_CONCURRENT)
+async def run_concurrently(works: Sequence[Callable[[], Awaitable[T]]], at_once: int = MAX_CONCURRENT) -> list[T]:
+    """Run these concurrently, so many at a time; results in order. The first failure cancels the rest."""
+    slots = asyncio.Semaphore(at_once)
 
     async def do(work: Callable[[], Awaitable[T]]) -> T:
         async with slots:

@@ -52,7 +52,7 @@ async def prepare(
     if most is not None and (
         not grammar or split_mark(grammar)[0]
     ):  # a grammar from the beginning leaves no room for thoughts
-        thinking = thinking_budget(model.tokenizer, chat, most)
+        thinking = thinking_budget(model.tokenizer, chat, most, tools=bool(use.for_template))
     reader = partial(make_reader, use, grammar, model.tokenizer, chat)
     return prepared, prepared.choices(prompt, reader=reader, pictures=pictures, thinking=thinking)
 

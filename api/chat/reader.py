@@ -1,5 +1,6 @@
 """Separates reasoning and tool calls from an answer's text, as it arrives. Pure."""
 
+import contextlib
 import json
 import uuid
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 from api.chat.channels import Channels, Glyph, Piece
 from api.chat.custom_tools import input_of
 from api.http.json_object import without_halves
-from node.text.dialect import START
+from node.text.dialect import START, BegunCall
 from node.text.grammar import call_head
 from node.text.tokenizer import Symbol, Tokenizer
 
@@ -68,15 +69,15 @@ class Reader(Protocol):
 
     def push(self, glyphs: Iterable[Glyph]) -> Parts: ...
 
-    def finish(self) -> Parts:
-        """What was held back. Called once."""
+    def finish(self, *, cut: bool = False) -> Parts:
+        """What was held back. Called once. `cut`: the answer has as many tokens as it may have."""
 
 
 class FamilyReader:
     """Parses what a model writes without a grammar, in the format of its family.
 
-    A call that cannot be parsed, or of an unknown function, is given out as text, so that nothing is lost. White space
-    between a marker and the text after it is dropped.
+    A call that cannot be parsed, or of an unknown function, is given out as text, so that nothing is lost. One that is cut is
+    given as far as it came, if its function is certain. White space between a marker and the text after it is dropped.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class FamilyReader:
         self._tail = ""
         """White space at the end of the reasoning so far, held back."""
         self._headers: list[Glyph] = []
-        """Hidden glyphs outside of text and reasoning; given out at the end if the answer had no marker."""
+        """Hidden glyphs outside of text and reasoning; given out at the end if the answer had no marker, nor the beginning of one."""
         self._tokens = 0
         """Number of tokens read so far."""
         self._turned = False
@@ -124,13 +125,14 @@ class FamilyReader:
     def push(self, glyphs: Iterable[Glyph]) -> Parts:
         return self._read(self._channels.push(glyphs))
 
-    def finish(self) -> Parts:
-        parts = self._read(self._channels.finish())
+    def finish(self, *, cut: bool = False) -> Parts:
+        held = self._channels.finish()
+        parts = self._read(piece for piece in held if not (cut and _has_control(piece.glyphs)))
         if self._call is not None:
-            self._end_call(parts, ())
+            self._end_call(parts, (), cut=cut)
         if not self._after_marker:
             parts.text += self._blanks
-        if not self._turned:
+        if not self._turned and not (cut and _has_control(self._headers)):
             parts.text += [glyph for glyph in self._headers if isinstance(glyph.symbol, str)]
         return parts
 
@@ -178,42 +180,72 @@ class FamilyReader:
             parts.reasoning += thought.rstrip()
             self._tail = thought[len(thought.rstrip()) :]
 
-    def _end_call(self, parts: Parts, closing: Sequence[Glyph]) -> bool:
-        """End the unfinished call. Returns False if it is not a valid call; its glyphs are then text."""
+    def _end_call(self, parts: Parts, closing: Sequence[Glyph], *, cut: bool = False) -> bool:
+        """End the unfinished call. Returns False if it is not a valid call; its glyphs are then text. `cut`: it would go on."""
         whole, self._call = self._call or [], None
         try:
             symbols = [glyph.symbol for glyph in whole[self._opening :]]
-            if self._add_free_call(parts, symbols):
+            if self._add_free_call(parts, symbols, cut=cut):
                 return True
-            calls = self._tokenizer.dialect.parse(self._spelled(symbols), self._tools)
-            unknown = [call.name for call in calls if call.name not in self._names]
-            if unknown or not calls:
-                raise ValueError(f"there is no function {unknown}")
+            calls = (self._cut if cut else self._parsed)(self._spelled(symbols))
         except ValueError:
             parts.text += [glyph for glyph in (*whole, *closing) if isinstance(glyph.symbol, str)]
             return False
         for call in calls if self._many else calls[:1]:
-            arguments = without_halves(json.dumps(call.arguments, ensure_ascii=False))
-            if call.name in self._custom:
-                arguments = without_halves(input_of(call.arguments, arguments))
-            self._add_call(parts, call.name, arguments)
+            self._add_call(parts, call)
         parts.ended = not self._many
         return True
 
-    def _add_free_call(self, parts: Parts, symbols: Sequence[Symbol]) -> bool:
-        """Add the call if it is one with a text, which ends where the control tokens begin that close it."""
-        closing = len(list(takewhile(lambda symbol: isinstance(symbol, int), reversed(symbols))))
+    def _parsed(self, text: str) -> list[BegunCall]:
+        """The calls of a text. Raises ValueError if it has none, or one of an unknown function."""
+        calls = self._tokenizer.dialect.parse(text, self._tools)
+        unknown = [call.name for call in calls if call.name not in self._names]
+        if unknown or not calls:
+            raise ValueError(f"there is no function {unknown}")
+        return [
+            BegunCall(call.name, without_halves(json.dumps(call.arguments, ensure_ascii=False)), ended=True)
+            for call in calls
+        ]
+
+    def _cut(self, text: str) -> list[BegunCall]:
+        """The calls of a text that a limit has cut. Raises ValueError if it is no call."""
+        dialect = self._tokenizer.dialect
+        whole, tail, rest = text.rpartition(dialect.tail) if dialect.tail else ("", "", text)
+        if tail:
+            calls = self._parsed(whole + tail)
+            with contextlib.suppress(ValueError):  # the rest is the end of the section, or no call
+                calls += dialect.begun(rest, self._names)
+            return calls
+        if not dialect.hasty:
+            with contextlib.suppress(ValueError):
+                return self._parsed(text)
+        return dialect.begun(text, self._names)
+
+    def _add_free_call(self, parts: Parts, symbols: Sequence[Symbol], *, cut: bool) -> bool:
+        """Add the call if it is one with a text, which ends where the tokens begin that close it."""
+        closing, form = (
+            len(list(takewhile(lambda symbol: isinstance(symbol, int), reversed(symbols)))),
+            self._tokenizer.dialect.form,
+        )
         written = self._spelled(symbols[: len(symbols) - closing])
+        written = written.removesuffix(str(form.stop).strip()) if form else written
         for start, name in self._free.items():
             if written.startswith(start):
-                self._add_call(parts, name, written[len(start) :])
+                self._add(parts, name, written[len(start) :], ended=not cut)
                 parts.ended = not self._many
                 return True
         return False
 
-    def _add_call(self, parts: Parts, name: str, arguments: str) -> None:
+    def _add_call(self, parts: Parts, call: BegunCall) -> None:
+        """Add a call with arguments in JSON, of which a custom tool has its text alone."""
+        arguments = call.arguments
+        if call.name in self._custom:
+            arguments = without_halves(input_of(call.arguments, ended=call.ended))
+        self._add(parts, call.name, arguments, ended=call.ended)
+
+    def _add(self, parts: Parts, name: str, arguments: str, *, ended: bool) -> None:
         is_custom = name in self._custom
-        parts.calls.append(CallDelta(self._calls, arguments, _new_id(), name, ended=True, custom=is_custom))
+        parts.calls.append(CallDelta(self._calls, arguments, _new_id(), name, ended=ended, custom=is_custom))
         self._calls += 1
 
     def _spelled(self, symbols: Sequence[Symbol]) -> str:
@@ -224,12 +256,20 @@ class FamilyReader:
 class CallReader:
     """Incremental parser of calls that were generated under a grammar of node/text/grammar.py."""
 
-    def __init__(self, names: Iterable[str], *, only: str | None = None, custom: Container[str] = ()) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        *,
+        only: str | None = None,
+        custom: Container[str] = (),
+        or_text: bool = False,
+    ) -> None:
         """`only`: the answer is the arguments of one call of this function; None: each call has its function's name. `custom`:
-        names of tools whose calls have a text, up to the end of the answer.
+        names of tools whose calls have a text, up to the end of the answer. `or_text`: the answer may be a text instead of calls.
         """
         self._heads = {call_head(name): name for name in names}
         self._only = only
+        self._or_text = or_text
         self._custom = custom
         self._is_custom = False
         """Whether inside the text of a custom tool's call."""
@@ -261,15 +301,23 @@ class CallReader:
                 self._read_head(parts, glyph)
         return parts
 
-    def finish(self) -> Parts:
+    def finish(self, *, cut: bool = False) -> Parts:
         parts = Parts()
-        if self._only in self._custom and not self._calls:  # the call of an empty text
-            self._begin(parts, str(self._only))
-        if self._is_custom:
-            parts.add_call(CallDelta(self._calls - 1, ended=True, custom=True))
-        elif not self._calls:
+        if not self._calls and self._or_text:
             parts.text = self._head
+        elif not self._calls and (cut or self._only in self._custom) and (name := self._only_name()) is not None:
+            self._begin(parts, name)
+        if self._is_custom:
+            parts.add_call(CallDelta(self._calls - 1, ended=not cut, custom=True))
         return parts
+
+    def _only_name(self) -> str | None:
+        """The function of a call that was cut before its arguments; None if more than one could have followed."""
+        if self._only is not None:
+            return self._only
+        begun = "".join(str(each.symbol) for each in self._head)
+        names = [name for head, name in self._heads.items() if head.startswith(begun)]
+        return names[0] if len(names) == 1 else None
 
     def _read_head(self, parts: Parts, glyph: Glyph) -> None:
         self._head.append(glyph)
@@ -301,6 +349,10 @@ class CallReader:
         elif char in "}]":
             self._depth -= 1
             self._inside = self._depth > 0
+
+
+def _has_control(glyphs: Iterable[Glyph]) -> bool:
+    return any(isinstance(glyph.symbol, int) for glyph in glyphs)
 
 
 def _new_id() -> str:

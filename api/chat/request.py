@@ -6,8 +6,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from api.chat.adapter import Adapter
-from api.chat.custom_tools import NAME
-from api.chat.forms import Format, JsonFormat
 from api.chat.message import Message, StrictModel, Whole
 from api.chat.parameters import IGNORED, Refused
 from api.chat.schema import MAX_INT, GenerationRequest, MaxTokens, Verbosity
@@ -27,36 +25,6 @@ class Reasoning(StrictModel):
     max_tokens: Whole | None = Field(default=None, ge=0, le=MAX_INT)
 
 
-class JsonSchema(StrictModel):
-    name: str = Field(pattern=NAME)
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(StrictModel):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    """Of a `json_object`, as llama.cpp and others have it."""
-
-    @property
-    def json_format(self) -> JsonFormat | None:
-        """The format that the answer must have; None: any text."""
-        if self.type == "text":
-            return None
-        if self.json_schema is None:
-            return JsonFormat(self.schema_ or {"type": "object"})
-        return JsonFormat(self.json_schema.schema_, strict=bool(self.json_schema.strict))
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> Self:
-        if self.type == "json_schema" and self.json_schema is None:
-            param = "response_format.json_schema"
-            raise BadRequest(f"Missing required parameter: '{param}'.", param=param)
-        return self
-
-
 # Parameters of `apply_chat_template` itself, which are not variables of the template.
 NOT_FOR_TEMPLATES = frozenset(
     {
@@ -73,7 +41,6 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: MaxTokens = Field(default=None, ge=1, le=MAX_INT)
     logprobs: bool = False
     top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
-    response_format: ResponseFormat | None = None
     tools: list[AnyTool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
@@ -113,11 +80,6 @@ class ChatRequest(GenerationRequest):
         return {**effort, **self.chat_template_kwargs}
 
     @property
-    def format(self) -> Format | None:
-        """The form that the answer must have."""
-        return self.response_format.json_format if self.response_format else self.peer_format
-
-    @property
     def messages_for_template(self) -> list[dict[str, Any]]:
         """Messages in the form that templates expect; empty if there is an adapter, which replaces the template."""
         return self._for_template
@@ -142,9 +104,6 @@ class ChatRequest(GenerationRequest):
     def _check(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
-        if self.response_format and self.peer_format:
-            param = self.peer_format.param
-            raise BadRequest(f"'response_format' and '{param}' can't both say the form of the answer.", param=param)
         for name in NOT_FOR_TEMPLATES.intersection(self.chat_template_kwargs):
             raise BadRequest(
                 f"Invalid 'chat_template_kwargs': '{name}' is no variable of a template.", param="chat_template_kwargs"

@@ -18,9 +18,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from api.chat.forms import Format, check_off, format_of
+from api.chat.forms import KINDS, OFF, Format, check_off, format_of
 from api.chat.message import StrictModel, Whole, join_parts
 from api.chat.parameters import IGNORED
+from api.chat.response_format import ResponseFormat
 from api.http.errors import Unsupported
 from api.http.json_object import Json
 from api.http.limits import (
@@ -86,6 +87,13 @@ Verbosity = Literal["low", "medium", "high"]
 
 PEER_NAMES = {"repeat_penalty": "repetition_penalty"}
 """Names of other servers, and those of the same parameters here."""
+PEER_PARAMETERS = tuple(dict.fromkeys(name.partition(".")[0] for name in (*KINDS, *PEER_NAMES, *OFF)))
+"""All that other servers call by names of their own, and is followed or refused."""
+LOCAL_PARAMETERS = (
+    *("min_p", "repetition_penalty", "ignore_eos", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("prediction", "stop_token_ids", "min_tokens", "allowed_token_ids"),
+)
+"""Parameters that the APIs of hosted models lack, which servers on one's own machines have."""
 
 
 class StreamOptions(StrictModel):
@@ -157,7 +165,9 @@ class GenerationRequest(SamplingFields):
     allowed_token_ids: list[Whole] = Field(default=[], max_length=MAX_ALLOWED_TOKENS, fail_fast=True)
     # Of this server: what counts where neither the request nor the model says it, instead of OpenAI's defaults.
     sampling_defaults: SamplingFields = SamplingFields()
+    response_format: ResponseFormat | None = None
     _peer_format: Format | None = PrivateAttr(default=None)
+    """Where another server's name says it."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -167,16 +177,19 @@ class GenerationRequest(SamplingFields):
             return validate(value)
         check_off(value)
         renamed = {own: value[name] for name, own in PEER_NAMES.items() if name in value}
-        return validate({**renamed, **value}).having(format_of(value))
-
-    def having(self, peer_format: Format | None) -> Self:
-        """With the form that the answer must have, where another server's name says it."""
-        self._peer_format = peer_format
-        return self
+        asked = validate({**renamed, **value})
+        asked._peer_format = peers = format_of(value)  # noqa: SLF001
+        if peers and asked.format is not peers:
+            raise BadRequest(
+                f"'response_format' and '{peers.param}' can't both say the form of the answer.", param=peers.param
+            )
+        return asked
 
     @property
-    def peer_format(self) -> Format | None:
-        return self._peer_format
+    def format(self) -> Format | None:
+        """The form that the answer must have."""
+        own = self.response_format.json_format if self.response_format else None
+        return own or self._peer_format
 
     @property
     def include_usage(self) -> bool:

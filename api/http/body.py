@@ -1,21 +1,26 @@
 """Receives, decompresses and parses request bodies. Whatever is wrong with a body is reported to its sender.
 
 Small bodies are processed on the event loop. Large ones are decompressed, parsed and checked one at a time in a single
-thread: the GIL would let no two run in parallel, and the event loop should compete with one thread only.
+thread: the GIL would let no two run in parallel, and the event loop should compete with one thread only. Clients take
+turns there.
 """
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import hdrs, web
 
+from api.http.callers import CLIENT
 from api.http.errors import BodyTimeout, WrongMediaType
 from api.http.json_object import Counts, Json, parse_object
 from api.http.limits import (
     BODIES_HELD,
+    BODIES_HELD_OF_ONE,
     BODIES_WAITING,
     BODY_RATE,
     BODY_S,
@@ -25,6 +30,7 @@ from api.http.limits import (
     SMALL_VALUES,
 )
 from node.core.errors import BadRequest, Overloaded
+from node.core.fair_turns import FairTurns
 from node.core.pool import Pool
 
 T = TypeVar("T")
@@ -32,6 +38,8 @@ T = TypeVar("T")
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 HELD = web.RequestKey("held", int)
 """Bytes of this request that are included in `Bodies._held`."""
+ACCOUNTS = web.RequestKey("accounts", int)
+"""Accounts that are open for this request."""
 
 
 class Bodies:
@@ -42,8 +50,9 @@ class Bodies:
         self.limit = limit
         self._body_s = body_s
         self._pool = Pool("body", 1, BODIES_WAITING)
-        self._held = 0
-        """Bytes of the bodies of all requests in flight, as received plus decompressed."""
+        self._turns = FairTurns("a large body to be parsed", 1, BODIES_WAITING)
+        self._held = Counter[str]()
+        """Bytes that each client's requests in flight hold: of their bodies, as received plus decompressed, and see `hold`."""
 
     async def read(self, request: web.Request, make: Callable[[Json], T]) -> T:
         """Parse the body as a JSON object and return `make(object)`.
@@ -62,30 +71,47 @@ class Bodies:
         form = request.content_type == "application/x-www-form-urlencoded"
         body = await self._receive(request)
         if encoding != "identity":
-            body = await self._pool.run(_decompressed, body, ENCODINGS[encoding], self.limit)
+            unpack = partial(_decompressed, body, ENCODINGS[encoding], self.limit)
+            body = await self.work(unpack, small=False, client=request[CLIENT])
             self.hold(request, len(body))
         small = len(body) <= SMALL_BODY and Counts.of(body).values <= SMALL_VALUES
-        return await self.work(lambda: make(_parsed(body, form=form)), small=small)
+        return await self.work(lambda: make(_parsed(body, form=form)), small=small, client=request[CLIENT])
 
-    async def work(self, work: Callable[[], T], *, small: bool) -> T:
-        """Do work that precedes the request to the model: on the event loop if it is `small`, else in the thread."""
-        return work() if small else await self._pool.run(work)
+    async def work(self, work: Callable[[], T], *, small: bool, client: str = "") -> T:
+        """Do work that precedes the request to the model: on the event loop if it is `small`, else in the thread.
+
+        `client`: whose work it is; empty: that on what other nodes sent, which has turns of its own.
+        """
+        if small:
+            return work()
+        async with self._turns.turn(client):
+            return await self._pool.run(work)
 
     @contextmanager
     def account(self, request: web.Request) -> Iterator[None]:
-        """Inside, the body counts towards the limit: what is made of it stays in memory until the answer."""
-        request[HELD] = 0
+        """Inside, the body counts towards the limits: what is made of it stays in memory until the answer, of which a
+        response in the background has an account of its own.
+        """
+        request[ACCOUNTS] = request.get(ACCOUNTS, 0) + 1
+        request.setdefault(HELD, 0)
         try:
             yield
         finally:
-            self._held -= request[HELD]
+            request[ACCOUNTS] -= 1
+            if not request[ACCOUNTS]:
+                self._held -= Counter({request[CLIENT]: request[HELD]})  # leaves only clients that hold something
 
     def hold(self, request: web.Request, size: int) -> None:
         """Add `size` bytes to the account of the request, which it holds until its answer. Raises Overloaded."""
+        client = request[CLIENT]
         request[HELD] += size
-        self._held += size
-        if request[HELD] > SMALL_BODY and self._held > BODIES_HELD * self.limit:
-            raise Overloaded(f"Requests of {self._held:,} bytes are already in flight.", hint="Try again soon.")
+        self._held[client] += size
+        if request[HELD] <= SMALL_BODY:
+            return
+        if (own := self._held[client]) > BODIES_HELD_OF_ONE * self.limit:
+            raise Overloaded(f"Your requests of {own:,} bytes are already in flight.", hint="Try again soon.")
+        if (held := self._held.total()) > BODIES_HELD * self.limit:
+            raise Overloaded(f"Requests of {held:,} bytes are already in flight.", hint="Try again soon.")
 
     async def _receive(self, request: web.Request) -> bytes:
         loop = asyncio.get_running_loop()

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of the API's connections. Times are in seconds, as in `api.limits`."""
+    """Limits of the API's connections. Times are in seconds, as in `api.http.limits`."""
 
     total: int = MAX_CONNECTIONS
     per_address: int = MAX_CONNECTIONS_OF_ONE

@@ -15,8 +15,10 @@ MAX_RATIO = 100
 FREE_RATIO = 2**20
 BODIES_HELD = 8
 """Maximum total of the bodies in memory, in multiples of the longest body; a small body is accepted in any case."""
+BODIES_HELD_OF_ONE = 4
+"""The same, of one client."""
 BODIES_WAITING = 256
-"""Maximum number of large bodies that wait to be parsed."""
+"""Maximum number of large bodies of one client that wait to be parsed."""
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
@@ -83,9 +85,9 @@ MAX_RESPONSES = 1000
 """Maximum number of stored responses, which later ones may continue."""
 MAX_RESPONSES_BYTES = 64 * 2**20
 MAX_BACKGROUND = 256
-"""Maximum number of background responses in progress."""
+"""Maximum number of background responses in progress; one client may have half of it, and of their bytes."""
 MAX_BACKGROUND_BYTES = 64 * 2**20
-"""Maximum total bytes of their requests."""
+"""Maximum total bytes of their requests, and of the conversations that these continue."""
 MAX_BACKGROUND_S = 6 * 3600.0
 """Maximum seconds of each."""
 MAX_EVENTS_BYTES = 64 * 2**20
@@ -114,6 +116,8 @@ BODY_S = 30.0
 """Seconds allowed for a body, plus one for each `BODY_RATE` bytes of it that were received."""
 BODY_RATE = 16 * 2**10
 STALL_S = 60.0
-"""Seconds after which a client that reads nothing is disconnected: it may hold a place that others wait for."""
+"""Seconds after which a client that reads less than READ_RATE is disconnected: it may hold a place that others wait for."""
+READ_RATE = 2**10
+"""Bytes a second, of a client for which bytes wait: a fifth of what a slow answer's events have."""
 CLOSE_S = 1.0
 """Seconds allowed for the last bytes of finished answers when the node stops."""

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import json
 import logging
-import math
 import socket
 import ssl
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from api.http.connections import ConnectionLimits, Connections
 from api.http.errors import describe, error_object
 from api.http.in_flight import IN_FLIGHT
 from api.http.limits import CLOSE_S, MAX_HEADERS, MAX_WAITING, MAX_WAITING_BODIES
+from api.http.reading_pace import ReadingPace
 from node.core.errors import Overloaded, PortTaken
 from node.host.ports import is_served
 
@@ -127,6 +127,7 @@ class _Protocol(web.RequestHandler):
         self.heard_at = 0.0
         self._connections = connections
         self._limits = limits
+        self._pace = ReadingPace(limits.stall_s)
         self._stall_timer: asyncio.Handle | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         """Closes the connection if the headers of its request stay incomplete."""
@@ -221,27 +222,28 @@ class _Protocol(web.RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall_timer = asyncio.get_running_loop().call_soon(self._abort_if_stalled, math.inf)
+        self._stall_timer = asyncio.get_running_loop().call_soon(self._look_at_reader)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_timers(self._stall_timer)
+        self._pace.look(asyncio.get_running_loop().time(), 0)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._connections.remove(self)
         self._stop_timers(self._stall_timer, self._header_timer)
 
-    def _abort_if_stalled(self, before: float) -> None:
-        """Abort if nothing was read since the last look: while writing is paused, the buffer only shrinks."""
+    def _look_at_reader(self) -> None:
+        """Abort if next to nothing was read while writing was paused."""
         if self.transport is None:
             return
-        left = self.transport.get_write_buffer_size()
-        if left < before:
-            loop = asyncio.get_running_loop()
-            self._stall_timer = loop.call_later(self._limits.stall_s, self._abort_if_stalled, left)
-        else:
+        loop = asyncio.get_running_loop()
+        self._pace.look(loop.time(), self.transport.get_write_buffer_size())
+        if self._pace.is_too_slow:
             self.transport.abort()
+        else:
+            self._stall_timer = loop.call_later(self._pace.next_look_s, self._look_at_reader)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

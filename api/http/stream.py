@@ -14,8 +14,6 @@ from api.http.json_object import Json
 
 @dataclass(frozen=True, slots=True)
 class StreamTiming:
-    """Timing of a quiet stream."""
-
     keepalive_s: float = 10.0  # proxies and clients tend to give up after 30 or 60 silent seconds
     progress_s: float = 1.0  # silence after which people are told how far a prompt is
     loading_s: float = 600.0  # minimum time that a stream waits for its model

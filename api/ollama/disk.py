@@ -1,12 +1,10 @@
 """POST /api/pull and DELETE /api/delete, and the requests for what Pippin does not do."""
 
 from contextlib import aclosing
-from functools import partial
 
 from aiohttp import web
 
 from api.chat.env import STREAM, Env, fetch_model
-from api.chat.schema import parse
 from api.http.errors import Unsupported
 from api.http.stream import EventStream
 from api.ollama.answer import Lines
@@ -25,7 +23,7 @@ REFUSED = {
 
 async def pull(env: Env, request: web.Request) -> web.StreamResponse:
     """Fetch a model to this node's disk. An unknown model is a plain error: nothing is sent before it is found."""
-    body = await env.bodies.read(request, partial(parse, ModelRequest))
+    body = await env.read(request, ModelRequest)
     model = body.wanted
     async with aclosing(fetch_model(env, request, model)) as progress:
         if not body.stream:
@@ -44,7 +42,7 @@ async def pull(env: Env, request: web.Request) -> web.StreamResponse:
 
 
 async def delete(env: Env, request: web.Request) -> web.Response:
-    await env.gateway.disk.remove((await env.bodies.read(request, partial(parse, ModelRequest))).wanted)
+    await env.gateway.disk.remove((await env.read(request, ModelRequest)).wanted)
     return web.Response()
 
 

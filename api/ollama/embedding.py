@@ -1,13 +1,11 @@
 """POST /api/embed and its predecessor, /api/embeddings."""
 
 import time
-from functools import partial
 
 from aiohttp import web
 
 from api.chat.embedding import embed
 from api.chat.env import Env
-from api.chat.schema import parse
 from api.http.callers import CLIENT
 from api.ollama.keeping import CheckChange, keep
 from api.ollama.schema import EmbedBody, EmbeddingsBody
@@ -15,7 +13,7 @@ from api.ollama.schema import EmbedBody, EmbeddingsBody
 
 async def create(env: Env, check_change: CheckChange, request: web.Request) -> web.Response:
     begun = time.monotonic_ns()
-    body = await env.bodies.read(request, partial(parse, EmbedBody))
+    body = await env.read(request, EmbedBody)
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
     opened = time.monotonic_ns()
     await keep(env, check_change, request, body.model, body.keep_alive)
@@ -32,7 +30,7 @@ async def create(env: Env, check_change: CheckChange, request: web.Request) -> w
 
 
 async def create_older(env: Env, check_change: CheckChange, request: web.Request) -> web.Response:
-    body = await env.bodies.read(request, partial(parse, EmbeddingsBody))
+    body = await env.read(request, EmbeddingsBody)
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
     await keep(env, check_change, request, body.model, body.keep_alive)
     texts = [body.prompt] if body.prompt else []

@@ -11,7 +11,8 @@ from api.chat.constraint import make_grammar
 from api.chat.env import STREAM, Env, open_model
 from api.chat.generation import Prepared, new_id, respond
 from api.chat.prompt import encode_middle, encode_text, prepare, thinks
-from api.chat.request import ChatRequest, ResponseFormat
+from api.chat.request import ChatRequest
+from api.chat.response_format import ResponseFormat
 from api.chat.schema import CompletionRequest, GenerationRequest, parse, renamed_params
 from api.chat.shortening import beginnings, endings, fitting, prompt_room
 from api.chat.tools import ToolUse

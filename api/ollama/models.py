@@ -3,7 +3,6 @@
 import hashlib
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from aiohttp import hdrs, web
@@ -11,7 +10,6 @@ from aiohttp.typedefs import Handler
 
 from api.chat.env import Env
 from api.chat.prompt import thinks
-from api.chat.schema import parse
 from api.http.json_object import Json
 from api.ollama.answer import timestamp
 from api.ollama.keeping import FOREVER_S
@@ -88,7 +86,7 @@ def _expires_at(model: Json) -> str:
 
 
 async def show(env: Env, request: web.Request) -> web.Response:
-    body = await env.bodies.read(request, partial(parse, ModelRequest))
+    body = await env.read(request, ModelRequest)
     model = await env.gateway.models.describe(body.wanted)
     sampling = {NAMES.get(name, name): value for name, value in model.sampling.items()}
     parameters = {"num_ctx": model.entry.context, **DEFAULTS, **sampling}

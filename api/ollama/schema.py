@@ -20,7 +20,7 @@ DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Sampling where neither the request nor the model says it: Ollama's. It has a `repeat_penalty` as well, but over 64 tokens only."""
 SHARED = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
-    "seed": "seed",
+    **{name: name for name in ("seed", "typical_p")},
     "repeat_penalty": "repetition_penalty",
 }
 """Options that chat and completions have, and their names there."""
@@ -74,6 +74,8 @@ class ModelOptions(StrictModel):
     top_k: Whole | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    """Refused unless 1, as in chat."""
     seed: Whole | None = None
     num_predict: Whole | None = None
     stop: Annotated[Stops, BeforeValidator(lambda value: value or [])] = Field(default=[])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar
 
 from aiohttp import web
@@ -14,7 +13,6 @@ from api.chat.logprobs import chat_logprobs
 from api.chat.prompt import prepare
 from api.chat.reader import CallDelta
 from api.chat.request import ChatRequest
-from api.chat.schema import parse
 from api.http.json_object import Json
 from api.openai.reply import Collected, Reply
 
@@ -23,7 +21,7 @@ _KINDS = {False: ("function", "arguments"), True: ("custom", "input")}
 
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
-    body = await env.bodies.read(request, partial(parse, ChatRequest))
+    body = await env.read(request, ChatRequest)
     prepared, choices = await prepare(env, request, body, new_id("chatcmpl"))
     return await ChatReply(prepared, choices, body.wanted_logprobs, legacy=body.tool_use.legacy).send(request, env)
 

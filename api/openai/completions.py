@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
 from aiohttp import web
@@ -14,7 +13,7 @@ from api.chat.env import Env, open_model
 from api.chat.generation import Choice, Prepared, new_id
 from api.chat.logprobs import legacy_logprobs
 from api.chat.prompt import encode_middle, encode_text
-from api.chat.schema import CompletionRequest, parse
+from api.chat.schema import CompletionRequest
 from api.chat.tools import ToolUse
 from api.http.callers import CLIENT
 from api.http.json_object import Json
@@ -25,9 +24,9 @@ from node.core.evaluation import EvaluateRequest
 
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
-    body = await env.bodies.read(request, partial(parse, CompletionRequest))
+    body = await env.read(request, CompletionRequest)
     model = await open_model(env, request, body)
-    grammar = await make_grammar(env.gateway.grammars, ToolUse(), body.peer_format, request[CLIENT])
+    grammar = await make_grammar(env.gateway.grammars, ToolUse(), body.format, request[CLIENT])
     prepared = await Prepared.of(request, model, body, new_id("cmpl"), grammar)
     if len(body.prompt) * body.copies > MAX_ANSWERS:
         raise BadRequest(

@@ -3,7 +3,6 @@
 import base64
 import struct
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
@@ -14,7 +13,7 @@ from api.chat.embedding import embed
 from api.chat.env import Env
 from api.chat.message import StrictModel, Whole
 from api.chat.parameters import WIDTH
-from api.chat.schema import MAX_INT, ModelName, parse, text_list
+from api.chat.schema import MAX_INT, ModelName, text_list
 from api.http.callers import CLIENT
 
 
@@ -33,7 +32,7 @@ class EmbeddingRequest(StrictModel):
 
 
 async def create(env: Env, request: web.Request) -> web.Response:
-    body = await env.bodies.read(request, partial(parse, EmbeddingRequest))
+    body = await env.read(request, EmbeddingRequest)
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
     embeddings, tokens = await embed(env, model, body.input, request[CLIENT])
     written = _base64 if body.encoding_format == "base64" else list

@@ -19,8 +19,17 @@ async def show(env: Env, request: web.Request) -> web.Response:
 
 
 def _entry(model: ModelEntry) -> dict[str, Any]:
-    """With the context, for which clients of vLLM look, and with whether it takes pictures, for which those of Mistral do."""
+    """With the context and the model that an alias stands for, for which clients of vLLM look, and with whether it takes
+    pictures, for which those of Mistral do.
+    """
     known: dict[str, Any] = {"max_model_len": model.context} if model.context else {}
     if model.config:
         known["capabilities"] = {"vision": model.takes_pictures}
-    return {"id": model.id, "object": "model", "created": model.created, "owned_by": model.owned_by, **known}
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": model.owned_by,
+        "root": model.model,
+        **known,
+    }

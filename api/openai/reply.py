@@ -4,7 +4,6 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import ClassVar
 
 from aiohttp import web
@@ -65,7 +64,7 @@ class Reply:
             "object": self.chunk_object if is_stream else self.object,
             "created": int(time.time()),
             "model": model,
-            "system_fingerprint": fingerprint(model),
+            "system_fingerprint": f"fp_{hashlib.sha256(model.encode()).hexdigest()[:10]}",
         }
         response = await respond(env, request, self.choices, self)
         if is_stream:
@@ -90,8 +89,3 @@ class Reply:
         kept = best(self.choices, body)
         choices = [self.choice(index, self._collected[choice.index]) for index, choice in enumerate(kept)]
         return {**self._head, "choices": choices, "usage": usage(self.choices, body.copies)}
-
-
-@cache
-def fingerprint(model_id: str) -> str:
-    return "fp_" + hashlib.sha256(model_id.encode()).hexdigest()[:10]

@@ -10,10 +10,10 @@ from pydantic import BeforeValidator, Field
 from api.chat.env import Env, known_model
 from api.chat.generation import new_id, run_concurrently
 from api.chat.message import StrictModel, Whole
-from api.chat.schema import ModelName, parse
+from api.chat.schema import ModelName
 from api.http.callers import CLIENT
 from api.http.limits import MAX_INPUTS
-from node.core.errors import ContextExceeded, Incompatible, ModelUnsupported
+from node.core.errors import ContextExceeded, ModelUnsupported
 from node.core.evaluation import EvaluateRequest
 from node.text.reranking import BEGIN, END, INSTRUCTION, Judgement, is_reranker, question
 from node.text.sandboxed_encoder import OpenModel
@@ -34,7 +34,7 @@ class RerankRequest(StrictModel):
 
 
 async def create(env: Env, request: web.Request) -> web.Response:
-    body = await env.bodies.read(request, partial(parse, RerankRequest))
+    body = await env.read(request, RerankRequest)
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
     judgement = await _judgement(env, body.model, model)
     name, among = new_id("rerank"), (judgement.yes, judgement.no)
@@ -43,10 +43,6 @@ async def create(env: Env, request: web.Request) -> web.Response:
         for index, prompt in enumerate(await _prompts(model, body))
     ]
     found = await run_concurrently([partial(env.evaluate, each) for each in asked])
-    if any(len(evaluation.among) != len(among) for evaluation in found):
-        raise Incompatible(
-            "A node of an earlier version serves this model, which ranks nothing.", hint="Update all nodes."
-        )
     scores = [evaluation.among[0] for evaluation in found]
     best_first = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     texts = [{"document": {"text": text}} if body.return_documents else {} for text in body.documents]

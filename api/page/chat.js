@@ -16,6 +16,7 @@ export class ChatView {
   #chat = newChat();
   #running = null; // the AbortController of the answer that is being streamed
   #edited = -1; // index of the message that is being edited
+  #isAtEnd = true; // whether the end of the messages is in sight
 
   /**
    * `waitingFor(model)`: what holds the model up, or "". `onError(error)`: whether the page deals with it itself.
@@ -44,7 +45,7 @@ export class ChatView {
     this.settings.show(chat);
     this.messages.replaceChildren();
     this.#show();
-    this.messages.scrollTop = this.messages.scrollHeight;
+    this.#scrollToEnd();
   }
 
   stop() {
@@ -62,6 +63,18 @@ export class ChatView {
       if (event.key === "Escape") this.stop();
     });
     window.addEventListener("pagehide", () => this.#running && this.#save()); // what has come so far
+    // A keyboard that opens, or a phone that is turned, leaves the end in sight if it was.
+    let height = 0;
+    const resized = () => {
+      height = this.messages.clientHeight;
+      if (this.#isAtEnd) this.#scrollToEnd();
+    };
+    const scrolled = () => {
+      // A keyboard opens in steps: the scroll event of one comes with the height of the next, before it is observed.
+      if (this.messages.clientHeight === height) this.#isAtEnd = this.#isNearEnd();
+    };
+    new ResizeObserver(resized).observe(this.messages);
+    this.messages.addEventListener("scroll", scrolled, { passive: true });
     byId("end-answer").addEventListener("click", () => this.stop());
     byId("export").addEventListener("click", () => download(this.#chat));
   }
@@ -115,7 +128,7 @@ export class ChatView {
     const answer = { role: "assistant", content: "", model: chat.model };
     chat.messages.push(answer);
     this.#show();
-    this.messages.scrollTop = this.messages.scrollHeight;
+    this.#scrollToEnd();
     this.#save();
     const clock = new AnswerClock();
     const redraw = setInterval(() => this.#showPause(answer, clock), 250);
@@ -176,7 +189,7 @@ export class ChatView {
 
   #show() {
     const { messages } = this.#chat;
-    const follow = this.messages.scrollHeight - this.messages.scrollTop - this.messages.clientHeight < NEAR_END_PX;
+    const follow = this.#isNearEnd();
     if (!messages.length) this.messages.replaceChildren(welcome());
     else {
       const items = messages.map((message, index) => ({ message, index }));
@@ -186,7 +199,15 @@ export class ChatView {
     byId("send").hidden = this.#running !== null;
     byId("end-answer").hidden = this.#running === null;
     this.messages.setAttribute("aria-busy", String(this.#running !== null));
-    if (follow) this.messages.scrollTop = this.messages.scrollHeight;
+    if (follow) this.#scrollToEnd();
+  }
+
+  #isNearEnd() {
+    return this.messages.scrollHeight - this.messages.scrollTop - this.messages.clientHeight < NEAR_END_PX;
+  }
+
+  #scrollToEnd() {
+    this.messages.scrollTop = this.messages.scrollHeight;
   }
 
   #make({ message, index }) {

@@ -4,7 +4,7 @@ import { setDraining } from "./api.js";
 import { copyButton, element, keyed, setText } from "./elements.js";
 import { Plot } from "./plot.js";
 import { Topology } from "./topology.js";
-import { bytes, progressText, span, tokens } from "./units.js";
+import { bytes, duration, progressText, promptsOf, span, tokens } from "./units.js";
 import { WarningList } from "./warnings.js";
 
 const GONE = ["suspect", "failed", "left", "refused"];
@@ -56,6 +56,7 @@ export class ClusterView {
     this.#warnings.show(status.warnings.filter(({ code }) => code !== "loading" || !areShown), status.nodes);
     const isGone = ({ state }) => GONE.includes(state);
     this.#topology.show(status, names, (id) => this.#colours.get(id), isGone);
+    this.#models.parentElement.hidden = !status.models.length;
     const showModel = (item, model) => this.#showModel(item, model, status, names);
     keyed(this.#models, status.models, ({ id }) => id, makeModel, showModel);
     const makeNode = ({ id }) => makeCard((isDraining) => this.#drain(id, isDraining));
@@ -116,10 +117,10 @@ export class ClusterView {
     setText(state, stateOf(node));
     state.className = `state ${node.state}`;
     setText(about, aboutNode(node, status.self));
-    setText(layers, layersOf(node, status.models.length > 1));
+    setText(layers, gone ? "" : layersOf(node, status.models.length > 1));
     keyed(loads, node.loads ?? [], ({ model, start }) => `${model} ${start}`, makeLoad, showLoad);
     const parts = memoryParts(node.memory);
-    memory.hidden = memoryText.hidden = !node.memory.usable;
+    memory.hidden = memoryText.hidden = gone || !node.memory.usable;
     keyed(memory, parts, (part) => part.name, (part) => element("span", { class: part.name }), (bar, part) => {
       bar.style.flexGrow = part.bytes;
       bar.title = `${bytes(part.bytes)} ${part.label}`;
@@ -199,7 +200,7 @@ function memoryParts({ usable, used, weights, kv }) {
     { name: "used", label: known ? "weights" : "used", bytes: known ? weights : used },
     { name: "kv", label: "KV", bytes: known ? kv : 0 },
     { name: "free", label: "free", bytes: Math.max(usable - (known ? weights + kv : used), 0) },
-  ].filter(({ bytes: count, name }) => count || name !== "kv");
+  ].filter(({ bytes: count, name }) => count || name === "free");
 }
 
 /** The KV of sessions on a node's disk, and how much of it no other node has a copy of yet. */
@@ -231,7 +232,8 @@ function makeModel() {
   return element("li", { class: "model-card" }, ...lines);
 }
 
-export function modelFigures({ rings, layers, context, requests, tokens_per_second: rate }) {
+export function modelFigures(model) {
+  const { rings, layers, context, requests, tokens_per_second: rate } = model;
   if (!rings.length) return "No nodes hold it.";
   const nodes = new Set(rings.flatMap((ring) => ring.stages.map(({ node }) => node))).size;
   const copies = rings.length > 1 ? ` in ${rings.length} rings` : "";
@@ -240,5 +242,16 @@ export function modelFigures({ rings, layers, context, requests, tokens_per_seco
     `context ${tokens(context)}`,
     `${requests.running} running, ${requests.queued} queued`,
     `${rate.toFixed(1)} tokens/s`,
-  ].join(" · ");
+    promptText(promptsOf([model])),
+  ]
+    .filter(Boolean)
+    .join(" · ");
+}
+
+/** As "prompt: 1280 of 4096 tokens, 21.0 tokens/s, 2 min left". */
+function promptText(prompts) {
+  if (!prompts) return "";
+  const { done, tokens: all, rate } = prompts;
+  const pace = rate ? `, ${rate.toFixed(1)} tokens/s, ${duration((all - done) / rate)} left` : "";
+  return `prompt: ${done} of ${all} tokens${pace}`;
 }

@@ -1,5 +1,6 @@
 // The list of chats: it can be searched, and chats be opened, renamed and deleted.
 
+import { textOf } from "./attachments.js";
 import { allChats, newChat, readChat, removeChat, renameChat, title } from "./chats.js";
 import { byId, element, keyed, setText } from "./elements.js";
 
@@ -89,4 +90,4 @@ export class History {
 }
 
 const has = (chat, text) =>
-  [title(chat), ...chat.messages.map(({ content }) => content)].some((each) => each.toLowerCase().includes(text));
+  [title(chat), ...chat.messages.map(textOf)].some((each) => each.toLowerCase().includes(text));

@@ -151,7 +151,7 @@ export class ModelsView {
       { class: "how", onsubmit: (event) => (event.preventDefault(), load(wishOf(event.target))) },
       number("On at least so many nodes", "stages"),
       number("Context in tokens", "context"),
-      element("button", { type: "submit" }, "Load so"),
+      element("button", { type: "submit" }, "Load with these"),
     );
     const named = (text, node) => (node.append(text), node);
     return element(
@@ -187,6 +187,7 @@ export class ModelsView {
     const isHere = model.nodes.includes(this.#status.self);
     const download = this.downloads.get(model.id);
     const inMemory = placed ? placed.rings.length > 0 || placed.state === "loading" : false;
+    if (placed?.state === "refused") this.#errors.delete(model.id); // the cluster says why, with the numbers of now
     setText(name, model.id);
     setText(state, placed?.state ?? model.state);
     state.className = `state ${placed?.state ?? model.state}`;

@@ -1,13 +1,14 @@
 // The cluster as a picture: its nodes on a ring with their layers, the links between them with their speed, and tokens on their way.
 
 import { element, keyed, setText, svg } from "./elements.js";
-import { bytes, span } from "./units.js";
+import { bytes, percent, promptsOf, span } from "./units.js";
 
 const WIDTH = 440;
 const X = WIDTH / 2;
 const MANY = 6; // nodes, above which they are drawn smaller, with their names outside and without what is in their cards
 const LONGEST = 18; // characters of a name
 const SHORTEST = 10; // of one of many
+const ROOMY = 30; // radius of a node in which what it holds is written in two lines
 const NAME = [50, 42]; // half the width, and the height, of what stands below a node
 
 export class Topology {
@@ -57,9 +58,11 @@ export class Topology {
     const served = models.filter(({ rings }) => rings.length);
     const rate = served.reduce((sum, model) => sum + model.tokens_per_second, 0);
     const one = served.length === 1 ? short(served[0].id.split("/").at(-1)) : `${served.length} models`;
+    const prompts = promptsOf(served);
+    const [figure, unit] = prompts && !rate ? [percent(prompts), "of the prompt"] : [rate.toFixed(1), "tokens/s"];
     setText(this.#model, served.length ? one : "No model is loaded");
-    setText(this.#rate, served.length ? rate.toFixed(1) : "");
-    setText(this.#unit, served.length ? "tokens/s" : "");
+    setText(this.#rate, served.length ? figure : "");
+    setText(this.#unit, served.length ? unit : "");
     [this.#model, this.#rate, this.#unit].forEach((text, at) => text.setAttribute("y", place.middle + [-26, 12, 32][at]));
   }
 }
@@ -211,8 +214,9 @@ function showStation(group, { node, x, y, angle, radius, isSmall = false }, name
     text.setAttribute("y", (y + dy).toFixed(1));
     setText(text, said);
   };
-  at(what, -7, gone || isSmall || !held.length ? "" : held.length === 1 ? "layers" : `${held.length} models`);
-  at(layers, held.length && !gone && !isSmall ? 10 : 5, gone ? "✕" : layersText);
+  const hasWhat = held.length > 0 && !gone && radius >= ROOMY;
+  at(what, -7, !hasWhat ? "" : held.length === 1 ? "layers" : `${held.length} models`);
+  at(layers, hasWhat ? 10 : 5, gone ? "✕" : layersText);
   layers.classList.toggle("long", held.length > 1);
   const [side, down] = isSmall ? [Math.cos(angle), Math.sin(angle)] : [0, 1];
   const isBeside = Math.abs(side) > 0.3;

@@ -17,6 +17,15 @@ export const span = ({ start, end }) => (end - start === 1 ? `${start}` : `${sta
 
 export const tokens = (count) => (count % 1024 ? String(count) : `${count / 1024}k`);
 
+/** The long prompts of some models that are being computed, as {done, tokens, rate}; null if there are none. */
+export function promptsOf(models) {
+  const all = models.map(({ prompts }) => prompts).filter((prompts) => prompts?.tokens);
+  const sum = (name) => all.reduce((total, each) => total + each[name], 0);
+  return all.length ? { done: sum("done"), tokens: sum("tokens"), rate: sum("tokens_per_second") } : null;
+}
+
+export const percent = ({ done, tokens: all }) => `${Math.floor((100 * done) / all)} %`;
+
 /** How far a download is, as "1.2 GB of 4.5 GB, 30.0 MB/s, 2 min left"; `rate` in bytes per second, unknown ones null. */
 export function progressText(done, total, rate, left) {
   const known = left !== null && left !== undefined;

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+
+from aiohttp import web
 
 from api.chat.env import Env
 from api.chat.generation import run_all
@@ -21,31 +24,38 @@ class Background:
     def __init__(self, env: Env, in_flight: RequestsInFlight) -> None:
         self._env = env
         self._in_flight = in_flight
-        self._count = 0
-        self._bytes = 0
+        self._places = Counter[str]()
+        """Places that each client has, and the bytes of the requests there."""
+        self._bytes = Counter[str]()
         self._running: dict[str, tuple[Turn, asyncio.Task[None]]] = {}
 
     @contextmanager
-    def place(self, size: int) -> Iterator[None]:
-        """Reserve a place for a response to a request of `size` bytes. Raises Overloaded."""
-        if self._count >= MAX_BACKGROUND or self._bytes + size > MAX_BACKGROUND_BYTES:
-            raise Overloaded(
-                f"{self._count} background responses, to requests of {self._bytes:,} bytes, are already in flight.",
-                hint="Try again when some of them are done.",
-            )
-        self._count += 1
-        self._bytes += size
+    def place(self, turn: Turn) -> Iterator[None]:
+        """Reserve a place for a response. Raises Overloaded if too many are taken, or half of them by its client."""
+        client, size = turn.client, turn.conversation_bytes
+        for whose, places, held, share in (
+            ("", self._places.total(), self._bytes.total(), 1),
+            (" of yours", self._places[client], self._bytes[client], 2),
+        ):
+            if places >= MAX_BACKGROUND // share or (places and held + size > MAX_BACKGROUND_BYTES // share):
+                raise Overloaded(
+                    f"{places} background responses{whose}, to requests of {held:,} bytes, are already in flight.",
+                    hint="Try again when some of them are done.",
+                )
+        self._places[client] += 1
+        self._bytes[client] += size
         try:
             yield
         finally:
-            self._count -= 1
-            self._bytes -= size
+            self._places -= Counter((client,))  # leaves only clients that have a place
+            self._bytes -= Counter({client: size})
 
-    def start(self, turn: Turn, opening: asyncio.Task[None]) -> None:
-        """Run a turn in the background once `opening` has prepared it. Raises Overloaded."""
+    def start(self, request: web.Request, turn: Turn, opening: asyncio.Task[None]) -> None:
+        """Run a request's turn in the background once `opening` has prepared it. Raises Overloaded."""
         response_id = turn.output.id
         held = ExitStack()
-        held.enter_context(self.place(turn.size))
+        held.enter_context(self.place(turn))
+        held.enter_context(self._env.bodies.account(request))
         held.enter_context(self._in_flight.counted())
         task = asyncio.create_task(self._run(turn, opening), name=f"response {response_id}")
         self._running[response_id] = turn, task

@@ -1,13 +1,13 @@
 """The events of background responses that are streamed: kept, so that a client whose stream breaks goes on where it was."""
 
-import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable
 
 from api.http.errors import NotFound
 from api.http.json_object import Json
 from api.http.limits import MAX_EVENTS_BYTES, MAX_RESPONSES
 from api.http.stream import Sse
+from api.responses.room import first_to_go
+from node.core.signal import Signal
 
 QUIET_S = 5.0
 """Seconds of silence after which a reader gets an empty part, so that one on another node knows that this one is there."""
@@ -18,18 +18,15 @@ _PART = 256
 class EventLog:
     """The events of one response; each is found by its number, which counts from 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: str) -> None:
+        """`client`: who asked for the response."""
+        self.client = client
         self.events: list[bytes] = []
         self.bytes = 0
         self.ended = False
         self.lost = False
         """Whether its events have made room for others."""
-        self._changed = asyncio.Event()
-
-    def change(self) -> None:
-        """Wake the readers, after a change."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed = Signal()
 
     async def read(self, first: int) -> AsyncGenerator[bytes, None]:
         """Events from this number on, as a stream writes them, up to the last one; empty while none comes. Raises NotFound."""
@@ -41,25 +38,20 @@ class EventLog:
                 yield b"".join(part)
             elif self.ended:
                 return
-            else:
-                changed = self._changed
-                try:
-                    async with asyncio.timeout(QUIET_S):
-                        await changed.wait()
-                except TimeoutError:
-                    yield b""
+            elif not await self.changed.wait(QUIET_S):
+                yield b""
 
 
 class EventLogs:
-    """The logs of a node's responses. The oldest lose their events when there are too many."""
+    """The logs of a node's responses. Some lose their events when there are too many (see `first_to_go`)."""
 
     def __init__(self) -> None:
-        self._logs: OrderedDict[str, EventLog] = OrderedDict()
+        self._logs: dict[str, EventLog] = {}
         self._bytes = 0
         self._form = Sse()
 
-    def begin(self, response_id: str) -> None:
-        self._logs[response_id] = EventLog()
+    def begin(self, response_id: str, client: str) -> None:
+        self._logs[response_id] = EventLog(client)
 
     def get(self, response_id: str) -> EventLog | None:
         return self._logs.get(response_id)
@@ -75,13 +67,13 @@ class EventLogs:
         log.bytes += size
         log.ended = ended
         self._bytes += size
-        log.change()
+        log.changed.notify()
         while len(self._logs) > MAX_RESPONSES or self._bytes > MAX_EVENTS_BYTES:
-            self.drop(next(iter(self._logs)))
+            self.drop(first_to_go(self._logs, by_bytes=self._bytes > MAX_EVENTS_BYTES))
 
     def drop(self, response_id: str) -> None:
         """Forget the events of a response, if they are here."""
         if log := self._logs.pop(response_id, None):
             self._bytes -= log.bytes
             log.events, log.lost = [], True
-            log.change()
+            log.changed.notify()

@@ -209,7 +209,7 @@ def _add(turn: Json, item: Item) -> None:
             custom = {"name": item["name"], "input": item["input"]}
             turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "custom", "custom": custom})
         case _:
-            turn["content"] = _joined(item)
+            turn["content"] = _content(item["content"])
 
 
 def _content(parts: str | list[Json]) -> str | list[Json]:

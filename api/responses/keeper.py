@@ -13,12 +13,12 @@ from pydantic import Field, ValidationError
 from api.chat.message import StrictModel
 from api.http.body import Bodies
 from api.http.errors import NotFound, PreviousNotFound
-from api.http.json_object import Json, parse_object
+from api.http.json_object import Json, approximate_bytes, parse_object
 from api.http.limits import SMALL_BODY
 from api.responses.background import Background
 from api.responses.events import EventLogs
 from api.responses.items import read_item
-from api.responses.store import Store, StoredResponse
+from api.responses.store import ResponseStore, StoredResponse
 from node.core.errors import BadRequest, Incompatible, NodeNotFound
 from node.core.response_ids import Ask
 from node.gateway.peers import Peers
@@ -29,7 +29,7 @@ class Keeper:
     background: Background
     bodies: Bodies
     peers: Peers
-    store: Store = field(default_factory=Store)
+    store: ResponseStore = field(default_factory=ResponseStore)
     logs: EventLogs = field(default_factory=EventLogs)
 
     async def ask(self, ask: Ask, response_id: str) -> StoredResponse:
@@ -151,4 +151,5 @@ def _received(response_id: str, data: bytes) -> StoredResponse:
         said = f"The node that keeps the response {response_id} has sent something else: {error}"
         raise Incompatible(said) from error
     count = len(sent.before)
-    return StoredResponse(sent.response, given, (*before[:count], *given, *before[count:]), sent.bytes)
+    size = max(sent.bytes, approximate_bytes([sent.response, sent.input, sent.before]))
+    return StoredResponse(sent.response, given, (*before[:count], *given, *before[count:]), size)

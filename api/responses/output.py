@@ -80,6 +80,8 @@ class ResponseOutput:
         if call.arguments:
             self.items[-1][said] += call.arguments
             yield self._event(f"{event}.delta", **self._place(), delta=call.arguments)
+        if call.ended:  # whole, whatever comes of the response
+            yield from self._close("completed")
 
     def finish(self, *, truncated: bool, usage: Json) -> Iterator[Json]:
         """End the response. `truncated`: the limit of tokens was reached."""

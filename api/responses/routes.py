@@ -15,6 +15,7 @@ from api.chat.generation import respond, send
 from api.chat.prompt import encode_chat, prepare
 from api.chat.request import ChatRequest
 from api.chat.schema import parse, renamed_params
+from api.http.callers import CLIENT
 from api.http.errors import shorten
 from api.http.json_object import approximate_bytes
 from api.http.limits import MAX_COUNTED, SMALL_BODY
@@ -42,7 +43,7 @@ class Responses:
     async def create(self, request: web.Request) -> web.StreamResponse:
         chat, turn = await self._read(request)
         if turn.output.body.background:
-            await self._begin(turn, asyncio.create_task(self._open(request, chat, turn)))
+            await self._begin(request, turn, asyncio.create_task(self._open(request, chat, turn)))
             if turn.output.body.stream:
                 return await self._follow(request, turn.output.id, 0)
             return web.json_response(turn.output.response())
@@ -64,27 +65,32 @@ class Responses:
         return web.json_response({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     async def _read(self, request: web.Request) -> tuple[ChatRequest, Turn]:
-        body, given, size = await self.env.bodies.read(
+        client = request[CLIENT]
+        body, given, received = await self.env.bodies.read(
             request, lambda given: (parse(ResponseRequest, given), given, approximate_bytes(given))
         )
         before = await self.keeper.before(body.previous_response_id) if body.previous_response_id else None
         new: tuple[Item, ...] = tuple(body.input)
+        size = received
         if any(map(_is_reference, new)):
-            new, more = await self.env.bodies.work(partial(self._resolved, new), small=False)
+            new, more = await self.env.bodies.work(partial(self._resolved, new, client), small=False, client=client)
             size += more
-        whole = size + (before.bytes if before else 0)
+        output = ResponseOutput(body, body.model, self.keeper.peers.new_response_id())
+        turn = Turn(output, client, before, new, size, self.keeper.store, self.keeper.logs)
+        whole = turn.conversation_bytes
         if before and whole > self.env.bodies.limit:
             raise ContextExceeded(
                 f"The conversation has some {whole:,} bytes; the maximum is {self.env.bodies.limit:,}.",
                 param="previous_response_id",
             )
+        self.env.bodies.hold(request, whole - received)
         items = (*before.history, *new) if before else new
         chat = await self.env.bodies.work(
             lambda: parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given), body.params),
             small=whole <= SMALL_BODY,
+            client=client,
         )
-        output = ResponseOutput(body, body.model, self.keeper.peers.new_response_id())
-        return chat, Turn(output, before, new, size, self.keeper.store, self.keeper.logs)
+        return chat, turn
 
     async def show(self, request: web.Request) -> web.StreamResponse:
         response_id, after = request.match_info["id"], request.query.get("starting_after", "")
@@ -143,10 +149,10 @@ class Responses:
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
-    def _resolved(self, items: Sequence[Item]) -> tuple[tuple[Item, ...], int]:
+    def _resolved(self, items: Sequence[Item], client: str) -> tuple[tuple[Item, ...], int]:
         """The items in place of references, and the bytes added. Raises BadRequest, ContextExceeded."""
         named = {item["id"]: f"input[{index}].id" for index, item in enumerate(items) if _is_reference(item)}
-        found = self.keeper.store.items(named) if named else {}
+        found = self.keeper.store.items(named, client) if named else {}
         for name, param in named.items():
             if name not in found:
                 raise BadRequest(f"Item with id '{name[:80]}' not found.", param=param)
@@ -170,16 +176,16 @@ class Responses:
                 if not turn.output.body.background or time.monotonic() > deadline:
                     raise
 
-    async def _begin(self, turn: Turn, opening: asyncio.Task[None]) -> None:
+    async def _begin(self, request: web.Request, turn: Turn, opening: asyncio.Task[None]) -> None:
         """Start a background response.
 
         An error within QUEUED_AFTER_S is raised, as a plain refusal of the request; after that, it makes the response fail.
         """
         try:
-            with self.keeper.background.place(turn.size):
+            with self.keeper.background.place(turn):
                 if (await asyncio.wait([opening], timeout=QUEUED_AFTER_S))[0]:
                     opening.result()
-            self.keeper.background.start(turn, opening)
+            self.keeper.background.start(request, turn, opening)
             if turn.output.body.stream:
                 turn.begin()
         except BaseException:

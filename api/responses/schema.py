@@ -9,19 +9,18 @@ from pydantic_core import PydanticCustomError
 from api.chat.message import Name, Whole, WithoutNulls
 from api.chat.parameters import IGNORED, RETURNED, Refused
 from api.chat.request import Effort
-from api.chat.schema import MAX_INT, MaxTokens, ModelName, ServiceTier, Verbosity
+from api.chat.schema import LOCAL_PARAMETERS, MAX_INT, PEER_PARAMETERS, MaxTokens, ModelName, ServiceTier, Verbosity
 from api.http.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
 from api.responses.items import Item, items_of
 from api.responses.tools import Place, PlacedFunction, flat_name, functions_of
 from node.core.errors import BadRequest
 
 EXTENSIONS = (
-    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "chat_template_kwargs", "adapter", "reasoning_effort"),
-    *("seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "prediction", "min_tokens"),
-    "allowed_token_ids",
+    *("top_k", *LOCAL_PARAMETERS, "stop", "chat_template_kwargs", "adapter"),
+    *("reasoning_effort", "max_thinking_tokens", "thinking_budget", "thinking_token_budget"),
 )
 """Parameters that OpenAI's Responses API lacks."""
-CHAT_PARAMETERS = ("temperature", "top_p", "parallel_tool_calls", "truncation", *EXTENSIONS)
+CHAT_PARAMETERS = ("temperature", "top_p", "parallel_tool_calls", "truncation", *EXTENSIONS, *PEER_PARAMETERS)
 """Parameters passed to chat by the same names."""
 
 PARAMS = (
@@ -104,6 +103,7 @@ class ResponseRequest(WithoutNulls):
     user: Annotated[Name | None, RETURNED] = None
     safety_identifier: Annotated[Name | None, RETURNED] = None
     prompt_cache_key: Annotated[Name | None, RETURNED] = None
+    response_format: Annotated[Any, Refused("it is text.format in this API")] = None
     conversation: Annotated[Any, AT_OPENAI] = None
     prompt: Annotated[Any, AT_OPENAI] = None
     _functions: list[PlacedFunction] = PrivateAttr(default=[])
@@ -156,7 +156,7 @@ class ResponseRequest(WithoutNulls):
             "top_logprobs": self.logprobs,
             "response_format": self.text.format.for_chat(),
             "reasoning_effort": self.reasoning.effort or given.get("reasoning_effort"),
-            "max_thinking_tokens": self.reasoning.max_tokens,
+            "reasoning": {"max_tokens": self.reasoning.max_tokens},
             "tools": [each.for_chat for each in self._functions],
             "tool_choice": choice if needs_choice else None,
         }

@@ -10,7 +10,7 @@ from api.http.json_object import Json
 from api.responses.events import EventLogs
 from api.responses.items import Item
 from api.responses.output import ResponseOutput
-from api.responses.store import Store, StoredResponse
+from api.responses.store import ResponseStore, StoredResponse
 from node.core.errors import PippinError
 
 
@@ -19,16 +19,23 @@ class Turn:
     """The output of the request (see `Output`), and what else the response needs."""
 
     output: ResponseOutput
+    client: str
+    """Who asks for it."""
     before: StoredResponse | None
     """The response that it continues."""
     given: tuple[Item, ...]
     size: int
     """Approximate bytes of `given`."""
-    store: Store
+    store: ResponseStore
     logs: EventLogs
     prepared: Prepared | None = None
     """None until its model is ready."""
     choices: list[Choice] = field(default_factory=list)
+
+    @property
+    def conversation_bytes(self) -> int:
+        """Approximate bytes of `given` and all before it."""
+        return self.size + (self.before.bytes if self.before else 0)
 
     def open(self, prepared: Prepared, choices: list[Choice]) -> None:
         self.prepared, self.choices = prepared, choices
@@ -36,12 +43,12 @@ class Turn:
 
     def begin(self) -> None:
         """Begin the events that are kept for streams of a background response."""
-        self.logs.begin(self.output.id)
+        self.logs.begin(self.output.id, self.client)
         self._record(list(self.output.begin()))
 
     def stored(self) -> StoredResponse:
         """The turn in its current state, to be stored."""
-        return StoredResponse.after(self.before, self.output.response(), self.given, self.size)
+        return StoredResponse.after(self.before, self.output.response(), self.given, self.size, self.client)
 
     def whole(self) -> Json:
         return self.output.response()

@@ -120,7 +120,9 @@ class Disk:
         if model in self._pulled:
             raise ModelBusy(f"This node is fetching {model}.", hint="End the `cluster pull` first, or wait for it.")
         if model in self.in_use():
-            raise ModelBusy(f"This node has layers of {model} in memory.", hint=f"Type `cluster unload {model}` first.")
+            raise ModelBusy(
+                f"This node has layers of {model} in memory.", hint=f"Unload it first, as by `cluster unload {model}`."
+            )
         missing, freed = None, 0
         try:
             remove = partial(self.files.catalogue.remove, model, not_fetched=not_fetched)

@@ -18,7 +18,7 @@ from node.engine.architectures import WITHOUT_EMBEDDINGS
 from node.engine.plan import max_context
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
-from node.model.config import read_config, read_license, read_picture_form, read_sampling, read_template
+from node.model.config import read_config, read_license, read_sampling, read_template
 from node.model.short_names import SHORT_NAMES, untagged
 from node.text.fim import names_marks
 
@@ -42,7 +42,6 @@ class ModelIndex:
     allowlist: Allowlist
     small_files: TokenizerFiles
     files: Pool
-    """Threads that read files."""
     started_at: int
     """Unix seconds, for models of which no file is here."""
     _facts: LruCache[tuple[str, str], "_Facts"] = field(default_factory=lambda: LruCache(64))
@@ -104,16 +103,14 @@ class ModelIndex:
         return replace(entry, context=context, **facts._asdict())
 
     def _read_facts(self, model: str, revision: str) -> _Facts:
-        directory = self.catalogue.tokenizer_directory(model, revision)
-        return (
-            self._facts_of(directory, model, revision)
-            if directory
-            else _Facts({}, self._parameters(model, revision), False)
-        )
+        return self._facts_of(self.catalogue.tokenizer_directory(model, revision), model, revision)
 
-    def _facts_of(self, directory: Path, model: str, revision: str) -> _Facts:
-        config = read_config(directory)
-        return _Facts(config, self._parameters(model, revision), read_picture_form(directory, config) is not None)
+    def _facts_of(self, directory: Path | None, model: str, revision: str) -> _Facts:
+        config = read_config(directory) if directory else {}
+        takes_pictures = directory is not None and self.catalogue.layouts.picture_form(directory) is not None
+        described = self.catalogue.described(model, revision)
+        parameters = self.catalogue.layouts.of(described.path).parameters if described else 0
+        return _Facts(config, parameters, takes_pictures)
 
     async def ready_for_pictures(self) -> list[str]:
         """Models that have a ring and take pictures, and that a request may use."""
@@ -136,7 +133,3 @@ class ModelIndex:
         fills_in = await self.files.run(names_marks, directory)
         known = self._with_facts(entry, facts)
         return ModelDescription(known, template, embeds, licensed, sampling, fills_in)
-
-    def _parameters(self, model: str, revision: str) -> int:
-        folder = self.catalogue.described(model, revision)
-        return self.catalogue.layouts.of(folder.path).parameters if folder else 0

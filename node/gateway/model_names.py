@@ -24,7 +24,6 @@ class ModelNames:
     agent: Agent
     catalogue: Catalogue
     files: Pool
-    """Threads that read files."""
 
     def held(self) -> list[str]:
         """Ids of the models that some node of the cluster holds or serves."""

@@ -48,7 +48,6 @@ class Monitor:
         return {**state, "node": self.agent.info.name, "models": sorted(ready), "warnings": sorted(warnings)}
 
     def metrics(self) -> NodeMetrics:
-        """This node's values for `/metrics`."""
         rings, agent = self.rings, self.agent
         job_s = next((report.job_s for report in agent.alive() if report.info.id == agent.info.id), 0.0)
         return NodeMetrics(

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
-from node.cluster.wanted import OPEN_WAIT_S
+from node.cluster.wanted_model import OPEN_WAIT_S
 from node.core.clock import now
 from node.core.errors import ModelBroken
 from node.core.models import HeldModel
@@ -17,7 +16,8 @@ from node.core.rings import Ring
 from node.gateway.model_index import TokenizerFiles
 from node.gateway.model_names import ModelNames
 from node.gateway.router import Router
-from node.model.config import read_config, read_picture_form, read_sampling
+from node.model.config import read_sampling
+from node.model.layouts import Layouts
 from node.model.picture_form import PictureForm
 from node.text.sandbox import SandboxServer
 from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder, TokenizerProcesses
@@ -41,6 +41,7 @@ class OpenModels:
     allowlist: Allowlist
     router: Router
     tokenizer_files: TokenizerFiles
+    layouts: Layouts
     sandboxes: SandboxServer
     pools: Pools
     _open: dict[str, _Opened] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class OpenModels:
             if entry := self._open.pop(unused, None):  # another model that opens may have closed it meanwhile
                 await entry.processes.close()
         sampling = await self.pools.files.run(read_sampling, directory)
-        pictures = await self.pools.files.run(_read_pictures, directory)
+        pictures = await self.pools.files.run(self.layouts.picture_form, directory)
         processes = TokenizerProcesses(self.sandboxes, directory, self.pools.texts)
         self._open[ring.model] = opened = _Opened(ring.version.revision, processes, sampling, pictures)
         return opened
@@ -100,7 +101,3 @@ class OpenModels:
         """End the processes of the open models."""
         for opened in self._open.values():
             await opened.processes.close()
-
-
-def _read_pictures(directory: Path) -> PictureForm | None:
-    return read_picture_form(directory, read_config(directory))

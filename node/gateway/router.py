@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from node.cluster.agent import Agent
 from node.cluster.readiness import driver_out_of_reach, usable_rings
-from node.cluster.wanted import OPEN_WAIT_S
+from node.cluster.wanted_model import OPEN_WAIT_S
 from node.core.clock import now
 from node.core.errors import (
     ModelChanged,
@@ -29,7 +29,7 @@ from node.core.nodes import Address
 from node.core.rings import Ring
 from node.core.views import NodeState
 from node.gateway.balancer import Balancer
-from node.ring.lifecycle import PICTURES_PROTOCOL, Rings
+from node.ring.lifecycle import MUTUAL_PROTOCOL, PICTURES_PROTOCOL, Rings
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,6 @@ class Tries:
 
 @dataclass(slots=True)
 class Router:
-    """Routes the requests of one gateway."""
-
     _agent: Agent
     _rings: Rings
     _client: RpcClient
@@ -134,16 +132,17 @@ class Router:
         wait_s = RECOVER_WAIT_S if tries.lost else OPEN_WAIT_S
         ready = await self.wait_for_rings(request.model, wait_s, request.client, request.revision, tries.why_lost)
         if isinstance(request, GenerateRequest) and request.pictures:
-            ready = self._seeing(ready) or ready
+            ready = self._that_see(ready, MUTUAL_PROTOCOL) or self._that_see(ready, PICTURES_PROTOCOL) or ready
         view = self._agent.view()
         traffic = {each.ring: each.running + each.queued for peer in view.peers for each in peer.report.traffic}
         suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
         return self._balancer.choose(tries.others(ready) or ready, request.prompt, traffic, now(), suspect)
 
-    def _seeing(self, rings: Sequence[Ring]) -> list[Ring]:
-        """Those of which all nodes know of pictures."""
-        old = {report.info.id for report in self._agent.alive() if report.info.protocol < PICTURES_PROTOCOL}
-        return [ring for ring in rings if old.isdisjoint(ring.nodes)]
+    def _that_see(self, rings: Sequence[Ring], protocol: int) -> list[Ring]:
+        """The rings that take pictures: their nodes are of this protocol or a later one, and their later layers need no tokens."""
+        old = {report.info.id for report in self._agent.alive() if report.info.protocol < protocol}
+        cut = {ring.id for ring in rings if ring.shared_ends and len(ring.stages) > 1}
+        return [ring for ring in rings if old.isdisjoint(ring.nodes) and ring.id not in cut]
 
     def _note_failure(
         self, error: PippinError, ring: Ring, request: GenerateRequest | EvaluateRequest, tries: Tries

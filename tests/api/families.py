@@ -82,6 +82,12 @@ FAMILIES = {
         "</minimax:tool_call>",
         added=("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
+    "muse spark": Family(
+        "<atem:function_calls>",
+        '<atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="city">Rome</atem:parameter>\n'
+        "</atem:invoke>\n</atem:function_calls>",
+        added=("<atem:function_calls>", "</atem:function_calls>"),
+    ),
     "longcat": Family(
         "<longcat_tool_call>",
         "<longcat_tool_call>weather<longcat_arg_key>city</longcat_arg_key><longcat_arg_value>Rome</longcat_arg_value>"

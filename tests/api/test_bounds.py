@@ -5,9 +5,11 @@ import contextlib
 import gzip
 import io
 import json
+import threading
 import time
 import tracemalloc
 import zlib
+from contextlib import ExitStack
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
@@ -19,10 +21,11 @@ from api.chat.schema import CompletionRequest, parse
 from api.chat.stop_strings import Pattern, StopMatcher
 from api.http import limits
 from api.http.body import Bodies
+from api.http.callers import CLIENT
 from api.http.errors import error_object
 from api.http.json_object import Counts, approximate_bytes, parse_json
 from api.openai.embeddings import EmbeddingRequest
-from node.core.errors import BadRequest
+from node.core.errors import BadRequest, Overloaded
 from node.core.limits import MAX_NAME_CHARS
 from node.options import Options
 from tests.api.hostile import MOST
@@ -230,7 +233,7 @@ async def test_memory_of_a_body_that_comes_in_small_pieces():
         content_type = "application/json"
         content = SimpleNamespace(readany=readany)
 
-    bodies, request = Bodies(2**20), Request()
+    bodies, request = Bodies(2**20), Request({CLIENT: "me"})
     tracemalloc.start()
     try:
         with bodies.account(request):
@@ -345,7 +348,7 @@ async def test_large_bodies_that_are_held_are_bounded(serve):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
     writers = []
     answers = []
-    for _ in range(limits.BODIES_HELD + 4):
+    for _ in range(limits.BODIES_HELD_OF_ONE + 4):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(head + b" " * 99_999)
         writers.append(writer)
@@ -370,7 +373,7 @@ async def test_large_bodies_count_until_they_are_answered(serve, backend, encodi
     def ask():
         return asyncio.create_task(server.post("/v1/chat/completions", **sent))
 
-    asked = [ask() for _ in range(limits.BODIES_HELD)]
+    asked = [ask() for _ in range(limits.BODIES_HELD_OF_ONE)]
     async with asyncio.timeout(60):
         while len(backend.requests) < len(asked):  # noqa: ASYNC110 - the backend tells nobody
             await asyncio.sleep(0.01)
@@ -380,6 +383,105 @@ async def test_large_bodies_count_until_they_are_answered(serve, backend, encodi
     assert [(await task).status for task in asked] == [200] * len(asked)
     assert (await small).status == 200
     assert (await ask()).status == 200
+
+
+def keyed(key):
+    return {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_one_client_may_hold_half_of_all_bodies(serve, backend, path):
+    server = await serve(body_limit=100_000, api_keys=["one", "two", "three"])
+    backend.pause_at = 0
+    more = {"input": "Hello", "background": True} if path == "/v1/responses" else {"messages": CHAT["messages"]}
+    data = json.dumps({"model": MODEL, "made_up": "x" * 99_000, **more}).encode()
+
+    async def ask(key):
+        return (await server.post(path, data=data, headers=keyed(key))).status
+
+    asked = []
+    async with asyncio.timeout(60):
+        for key in ("one", "two"):
+            asked += [asyncio.create_task(ask(key)) for _ in range(limits.BODIES_HELD_OF_ONE)]
+            while len(backend.requests) < len(asked):  # noqa: ASYNC110 - the backend tells nobody
+                await asyncio.sleep(0.01)
+            assert await ask(key) == 429
+        assert await ask("three") == 429  # all together hold no more than before
+        backend.go_on.set()
+        assert [await task for task in asked] == [200] * len(asked)
+        await backend.idle.wait()
+        while await ask("one") != 200:  # noqa: ASYNC110 - nobody is told that a background response has ended
+            await asyncio.sleep(0.01)
+
+
+class Bare(dict):
+    """A request with one body that has come."""
+
+    headers = MappingProxyType({})
+    content_type = "application/json"
+
+    def __init__(self, client, data):
+        super().__init__({CLIENT: client})
+        pieces = iter([data, b""])
+
+        async def readany():
+            return next(pieces)
+
+        self.content = SimpleNamespace(readany=readany)
+
+
+async def test_clients_take_turns_with_large_bodies():
+    bodies, going, parsed = Bodies(2**20), threading.Event(), []
+    data = json.dumps({"text": "x" * 2 * limits.SMALL_BODY}).encode()
+
+    async def read(client):
+        request = Bare(client, data)
+
+        def make(_):
+            going.wait(60)
+            parsed.append(client)
+
+        with bodies.account(request):
+            await bodies.read(request, make)
+
+    asked = [asyncio.create_task(read("one")) for _ in range(5)]
+    await asyncio.sleep(0)
+    asked.append(asyncio.create_task(read("two")))
+    await asyncio.sleep(0)
+    going.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(*asked)
+    assert parsed == ["one", "two", "one", "one", "one", "one"]
+
+
+async def test_bodies_that_one_client_lets_wait_keep_no_other_from_waiting(monkeypatch):
+    monkeypatch.setattr("api.http.body.BODIES_WAITING", 2)
+    bodies, going = Bodies(2**20), threading.Event()
+
+    def work(client):
+        return asyncio.create_task(bodies.work(going.wait, small=False, client=client))
+
+    ones = [work("one") for _ in range(4)]
+    await asyncio.wait(ones, return_when=asyncio.FIRST_COMPLETED)
+    two = work("two")
+    await asyncio.sleep(0)
+    going.set()
+    assert await two
+    assert [type(each) for each in await asyncio.gather(*ones, return_exceptions=True)] == [bool] * 3 + [Overloaded]
+
+
+async def test_what_is_held_after_the_answer_is_freed_at_the_end():
+    """A background response may decode its pictures long after the answer."""
+    bodies, request, other = Bodies(2**20), Bare("one", b"{}"), Bare("one", b"{}")
+    most = limits.BODIES_HELD_OF_ONE * 2**20
+    with bodies.account(other):
+        with ExitStack() as background:
+            with bodies.account(request):
+                background.enter_context(bodies.account(request))
+            bodies.hold(request, most)
+            with pytest.raises(Overloaded):
+                bodies.hold(other, limits.SMALL_BODY + 1)
+        bodies.hold(other, most - limits.SMALL_BODY - 1)
 
 
 # --- texts ---

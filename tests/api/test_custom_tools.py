@@ -7,6 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
+from api.chat.custom_tools import INPUT, input_of
 from tests.api.families import make
 from tests.api.test_chat import MODEL, USER
 from tests.api.test_responses import ask, events_of, kinds
@@ -128,6 +129,15 @@ async def test_a_call_that_is_cut_off(server):
     assert TEXT.startswith(made["custom"]["input"])
 
 
+def test_the_input_of_a_call_that_is_cut_anywhere():
+    whole = json.dumps({INPUT: 'a "text"\n'})
+    found = [input_of(whole[:end], ended=False) for end in range(len(whole) + 1)]
+    assert found == sorted(found, key=len)
+    assert all('a "text"\n'.startswith(each) for each in found)
+    assert found[-1] == 'a "text"\n'
+    assert input_of('{"a": 1}', ended=True) == '{"a": 1}'
+
+
 async def test_the_model_sees_a_function_with_one_text(server, tokenizer):
     await server.chat(tools=[APPLY, NOTE])
     said = f"The input of the tool, which follows this grammar in Lark's syntax:\n{PATCH}"
@@ -175,16 +185,24 @@ async def test_calls_and_their_outputs_go_back(server):
     assert server.backend.requests[-1].prompt == one.prompt
 
 
+def around(tokenizer, name):
+    """What comes before the text of a call of `date` in the family's form, and behind it."""
+    call, form = BOUND[name].call, tokenizer.call_form
+    closing = "".join(tokenizer.spell([each]) for each in (*form.stop, *form.tail, *form.end) if isinstance(each, int))
+    if form.key:
+        of_text = tokenizer.dialect.form
+        return f"{of_text.mark}{of_text.head}date{''.join(of_text.opening)}", closing
+    start = call[: call.index("{", call.index("arguments") if "arguments" in call else 0)]
+    return start.replace("weather", "date"), closing if name in ("qwen", "kimi k2") else ""
+
+
 @pytest.mark.parametrize("name", BOUND)
 async def test_a_call_that_a_model_may_make_is_bound(families, grammars, name):
     """In the form of each family, up to the end of the answer or the tokens that close a call."""
     tokenizer, _ = families[name]
     made = await grammar_of(grammars, tokenizer, WEATHER, DATE)
     family = BOUND[name].call
-    start, end = family[: family.index("{", family.index("arguments") if "arguments" in family else 0)], ""
-    start = start.replace("weather", "date")
-    if name in ("qwen", "kimi k2"):
-        end = family[family.rindex("}") + 1 :].lstrip()
+    start, end = around(tokenizer, name)
     for before in ("", "Let me see. "):
         assert fits(families[name], made, f"{before}{start}2026-11/27{end}")
         assert not fits(families[name], made, f"{before}{start}2026-11-27{end}")
@@ -199,10 +217,8 @@ async def test_a_call_that_a_model_may_make_is_bound(families, grammars, name):
 @pytest.mark.parametrize("name", BOUND)
 async def test_a_bound_call_is_read(server, tmp_path, name):
     server.backend.model.tokenizer = make(BOUND[name], tmp_path)
-    family = BOUND[name].call
-    start = family[: family.index("{", family.index("arguments") if "arguments" in family else 0)]
-    end = family[family.rindex("}") + 1 :].lstrip() if name in ("qwen", "kimi k2") else ""
-    server.backend.say(f"{start.replace('weather', 'date')}2026-11/27{end}")
+    start, end = around(server.backend.model.tokenizer, name)
+    server.backend.say(f"{start}2026-11/27{end}")
     (plain,) = (await server.chat(tools=[WEATHER, DATE])).json["choices"]
     (made,) = plain["message"]["tool_calls"]
     assert made["custom"] == {"name": "date", "input": "2026-11/27"}
@@ -246,6 +262,16 @@ async def test_responses_plain_and_streamed(server, choice, text):
     last = events[-1]["response"]["output"][-1]
     deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
     assert "".join(deltas) == events[-3]["input"] == last["input"] == TEXT
+
+
+async def test_a_custom_call_that_is_cut_is_not_whole_in_responses(server):
+    server.backend.say(TEXT)
+    named = {"type": "custom", "name": "apply_patch"}
+    response = (await ask(server, **{**CODEX, "tool_choice": named}, max_output_tokens=5)).json
+    (made,) = response["output"]
+    assert (response["status"], made["type"], made["status"]) == ("incomplete", "custom_tool_call", "incomplete")
+    assert made["input"]
+    assert TEXT.startswith(made["input"])
 
 
 async def test_a_conversation_with_custom_calls_goes_on(server, tokenizer):

@@ -37,10 +37,11 @@ async def test_each_route_is_there_without_v1_too(server, prefix):
                     "object": "model",
                     "created": 1_700_000_000,
                     "owned_by": "pippin",
+                    "root": MODEL,
                     "max_model_len": 2048,
                     "capabilities": {"vision": False},
                 },
-                {"id": "plain", "object": "model", "created": 1_700_000_000, "owned_by": "pippin"},
+                {"id": "plain", "object": "model", "created": 1_700_000_000, "owned_by": "pippin", "root": "plain"},
             ],
         }
     assert (await server.post(f"{prefix}/chat/completions?a=b", CHAT)).status == 200
@@ -431,7 +432,7 @@ async def test_a_client_that_hangs_up_waits_for_no_model(serve, backend, monkeyp
     body = json.dumps({"model": MODEL, **body}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(request_bytes(f"/v1/{path}", body, f"Content-Length: {len(body)}"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await waiting.wait()
         writer.close()
         await over.wait()

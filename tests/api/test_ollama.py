@@ -128,7 +128,7 @@ async def test_who_hangs_up_frees_the_session(server):
     async with server.http.post(f"{server.url}/api/chat", json={"model": MODEL, "messages": USER}) as response:
         await response.content.readline()
         await server.backend.paused.wait()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await server.backend.idle.wait()
 
 
@@ -153,6 +153,7 @@ async def test_options_reach_the_sampling(server):
         "top_k": 7.0,
         "top_p": 0.8,
         "min_p": 0.1,
+        "typical_p": 1,
         "seed": 3,
         "repeat_penalty": 1.2,
         "presence_penalty": 0.3,
@@ -213,6 +214,7 @@ async def test_stop_strings(server):
         ("/api/chat", {"options": {"num_predict": 10**12}}, "'options.num_predict'"),
         ("/api/chat", {"options": {"repeat_penalty": 0}}, "'options.repeat_penalty'"),
         ("/api/chat", {"options": {"stop": ["x"] * 17}}, "'options.stop'"),
+        ("/api/chat", {"options": {"typical_p": 0.5}}, "'options.typical_p' is not supported."),
         ("/api/chat", {"options": []}, "'options'"),
         ("/api/chat", {"format": "xml"}, "'format'"),
         ("/api/chat", {"format": {"type": "poem"}}, "'format'"),
@@ -307,7 +309,7 @@ async def test_the_client_takes_part_in_a_conversation_with_tools(server, ollama
 
 
 @pytest.mark.parametrize("cut", [False, True])
-async def test_calls_beside_a_format_come_whole_and_what_is_cut_off_is_text(server, cut):
+async def test_calls_beside_a_format_come_whole_or_not_at_all(server, cut):
     """Under the grammar of both, the arguments come in pieces."""
     server.backend.say(ROME)
     limit = {"num_predict": len(server.backend.model.tokenizer.encode(ROME)) - 3} if cut else {}
@@ -318,7 +320,7 @@ async def test_calls_beside_a_format_come_whole_and_what_is_cut_off_is_text(serv
     assert [made["function"]["arguments"] for made in plain.get("tool_calls", [])] == calls
     assert calls == ([] if cut else [{"city": "Rome"}])
     assert "".join(part["content"] for part in parts) == plain["content"]
-    assert plain["content"].startswith('{"name": "weather", "arguments": {"city":') == cut
+    assert plain["content"] == ""
 
 
 async def test_arguments_are_parsed_once_however_long_they_are(server, monkeypatch):

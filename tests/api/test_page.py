@@ -160,6 +160,25 @@ async def test_how_far_a_long_prompt_is(serve, tab, backend):
     assert tab.complaints == []
 
 
+async def test_the_end_stays_in_sight_where_a_keyboard_opens(page, backend):
+    await ask(page, "Hello\n\n" * 60)
+    await answered(page)
+    hidden = "(({scrollHeight, scrollTop, clientHeight}) => scrollHeight - scrollTop - clientHeight)(document.querySelector('#messages'))"
+    assert await page.evaluate(hidden) < 60
+    await page.resize(390, 844, mobile=True)
+    await page.until(f"innerWidth === 390 && {hidden} < 60", "the end is in sight")
+    for height in range(840, 499, -20):  # an opening keyboard
+        await page.resize(390, height, mobile=True)
+    await page.until(f"innerHeight === 500 && {hidden} < 60", "the end is in sight")
+    frames = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    await page.evaluate(frames)
+    await page.evaluate(f"document.querySelector('#messages').scrollTop = 0; {frames}")
+    await page.resize(390, 844, mobile=True)
+    await page.until("innerHeight === 844")
+    await page.evaluate(frames)
+    assert await page.evaluate("document.querySelector('#messages').scrollTop") == 0, "who reads above stays there"
+
+
 async def test_reasoning_is_folded(page, backend, tmp_path):
     backend.model = ScriptedModel(MODEL, 2048, make(FAMILIES["qwen"], tmp_path))
     backend.say("<think>\nhm, **hm**\n</think>\n\nyes")
@@ -189,6 +208,15 @@ async def test_another_model(page, backend):
     })()""")
     await page.until("document.activeElement.id === 'find-model' && document.body.dataset.view === 'models'")
     assert await page.evaluate("document.querySelector('#model').value") == MODEL
+
+
+async def test_a_model_that_is_ready_comes_before_one_that_is_first_by_name(page, backend, server):
+    status = cluster_status(node_status("mini-1", 0))
+    status["models"] = [{**status["models"][0], "id": "a/first", "state": "loading", "rings": []}, *status["models"]]
+    backend.shown = status
+    await page.open(server.url)
+    await page.until("document.querySelector('#model option')?.innerText === 'a/first (loading)'")
+    await page.until(f"document.querySelector('#model').value === {json.dumps(MODEL)}")
 
 
 # --- strangers' texts -------------------------------------------------------------------------------------------------
@@ -424,6 +452,9 @@ async def test_the_cluster(page, backend):
     assert (await page.text(".node:has(.head:not([hidden])) .name")) == "mini-2"
     assert await page.text(".band .layers") == "0–3\n4–7"
     assert "21.4" in await page.text(".plots")
+    assert await page.evaluate(
+        "[...document.querySelectorAll('code')].some(({innerText}) => innerText === 'http://home.local:52415/v1')"
+    )
     slow = {"code": "slow-link", "severity": "warning", "text": "It is slow.", "hint": "Plug in a cable."}
     load = {"model": MODEL, "start": 0, "end": 4, "state": "fetching", "progress": 0.58, "done_bytes": 58 << 20}
     load |= {"total_bytes": 100 << 20, "bytes_per_second": 7 << 20, "seconds_left": 6}
@@ -504,8 +535,13 @@ async def test_it_fits_and_can_be_used_with_keys_only(page, width, height):
         .filter((each) => each.checkVisibility({visibilityProperty: true}))
         .filter((each) => !(each.innerText || each.ariaLabel || each.labels?.length)).length"""
     assert await page.evaluate(unnamed) == 0
-    reached = set()
+    reached, ringless = set(), set()
     for _ in range(25):
         await page.press("Tab")
         reached.add(await page.evaluate("document.activeElement.id"))
+        ringless.add(
+            await page.evaluate("""(({activeElement: it, body}) =>
+            it !== body && getComputedStyle(it).outlineStyle === 'none' ? it.id || it.outerHTML : '')(document)""")
+        )
     assert {"prompt", "model", "export", "send"} <= reached
+    assert ringless <= {"prompt", ""}, "the composer has the ring of its text"

@@ -29,6 +29,7 @@ async def test_files_that_are_chosen_and_dropped(page, backend, tmp_path, server
     assert await page.text(".user .text") == "What is to buy?"
 
     await page.open(server.url)
+    await page.write("#find-chat", "eggs")
     await page.click("#chats .entry")
     assert "notes.md" in await page.text(".user .chip")
     await page.click(".user .actions button")

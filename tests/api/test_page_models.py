@@ -97,6 +97,17 @@ async def test_an_error_is_told_where_it_belongs(models, backend):
     models.complaints.clear()  # the browser logs each answer that is an error
 
 
+async def test_why_the_cluster_refuses_a_model_is_told_once(models, backend):
+    backend.refusal = NoCapacity("It does not fit by 9 GB.")
+    await models.click(card(2, ".load"))
+    await models.until(f"document.querySelector('{card(2, '.error')}').innerText !== ''")
+    refused = {**TWO["models"][0], "id": "org/big", "state": "refused", "rings": []}
+    backend.shown = {**TWO, "self": "id-0", "models": [*TWO["models"], refused]}
+    await models.until(f"document.querySelector('{card(2, '.error')}').innerText === ''")
+    assert "The weights need 90.0 GB" in await models.text(card(2, ".reason"))
+    models.complaints.clear()  # the browser logs each answer that is an error
+
+
 async def test_a_download_tells_how_far_it_is_and_what_went_wrong(models, backend):
     backend.failure = (0, HubUnavailable("The hub is away."))
     await models.click(card(2, ".pull"))

@@ -66,6 +66,30 @@ async def test_nodes_stand_apart_and_within_the_picture(page, backend, count, sp
     assert all(left <= x and top <= y and x + width <= right and y + width <= bottom for x, y, width in boxes)
 
 
+async def test_how_far_a_prompt_is(page, backend):
+    """While nothing is answered; the model's card has the rate and the time that is left, too."""
+    begun = json.loads(json.dumps(TWO))
+    begun["models"][0] |= {
+        "tokens_per_second": 0.0,
+        "prompts": {"tokens": 4096, "done": 1280, "tokens_per_second": 21.0},
+    }
+    backend.shown = begun
+    await page.until("document.querySelector('.centre .unit').textContent === 'of the prompt'")
+    assert await written(page, ".centre text") == "demo\n31 %\nof the prompt"
+    assert "0.0 tokens/s · prompt: 1280 of 4096 tokens, 21.0 tokens/s, 2 min left" in await page.text(".model-card")
+    begun["models"][0]["tokens_per_second"] = 8.6
+    backend.shown = json.loads(json.dumps(begun))
+    await page.until("document.querySelector('.centre .unit').textContent === 'tokens/s'")
+
+
+async def test_a_node_beside_the_ring_has_room_for_its_layers_only(page, backend):
+    """One whose ring goes away, as it is drained."""
+    spare = node_status("mini-3", 2, layers=[{"model": "org/demo", "start": 4, "end": 8}])
+    backend.shown = {**TWO, "nodes": [*TWO["nodes"], spare]}
+    await page.until("document.querySelectorAll('.station').length === 3")
+    assert await written(page, ".station:nth-child(3) text") == "4–7\nmini-3\nApple M4"
+
+
 async def test_a_dead_node_and_one_that_comes(page, backend):
     three = ring_of(3)
     dead = {**three["nodes"][2], "state": "failed", "link": None, "layers": [], "last_seen_s": 3.0}
@@ -92,6 +116,14 @@ async def test_rings_of_two_models_and_no_model(page, backend):
     assert await page.evaluate("document.querySelectorAll('.labels text').length") == 4, "of the ring that goes round"
     assert await written(page, ".centre text") == "2 models\n30.0\ntokens/s"
     assert (await written(page, ".station:nth-child(2) text")).startswith("2 models\n6 layers")
+    many = json.loads(json.dumps(four))
+    many["models"][1]["rings"][0]["stages"] = [{"node": f"id-{n}", "start": 0, "end": 120} for n in (3, 1)]
+    backend.shown = many
+    await page.until("document.querySelector('.station:nth-child(2) .layers-text').textContent === '124 layers'")
+    wide, disc = [
+        f"document.querySelector('.station:nth-child(2) .{name}').getBBox().width" for name in ("long", "disc")
+    ]
+    assert await page.evaluate(f"{wide} < {disc} - 2"), "the text is within the node"
     backend.shown = {**ring_of(1), "models": []}
     await page.until("document.querySelector('.centre').textContent === 'No model is loaded'")
     assert await page.evaluate("document.querySelectorAll('.hop').length") == 0

@@ -55,6 +55,14 @@ async def test_the_list_of_models_tells_their_contexts(server):
     assert "max_model_len" not in unknown.model_dump()
 
 
+async def test_the_list_of_models_tells_what_an_alias_stands_for(server):
+    """As `vllm bench serve` asks, when it is told no model: the first one's name for requests, and its `root` for the tokenizer."""
+    server.backend.aliases = ["gpt-4o"]
+    async with server.http.get(f"{server.url}/v1/models") as response:
+        told = {each["id"]: each["root"] for each in (await response.json())["data"]}
+    assert told == {MODEL: MODEL, "plain": "plain", "gpt-4o": MODEL}
+
+
 @pytest.mark.parametrize("value", [4.5, "4", True])
 async def test_other_values_are_no_whole_numbers(server, value):
     found = await ask(server, max_tokens=value)

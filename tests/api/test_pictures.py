@@ -1,5 +1,6 @@
 """Pictures of clients of each API: the request to the driver has them and their places, or they are refused with a reason."""
 
+import asyncio
 import base64
 import io
 import json
@@ -69,6 +70,26 @@ def whole(path, data, text="What is it?"):
         case _:
             asked = {"prompt": text, "images": [code], "stream": False}
     return {"model": MODEL, **asked}
+
+
+async def test_choices_with_large_pictures_take_turns(server, backend, monkeypatch):
+    """Each takes the pictures to the driver."""
+    monkeypatch.setattr("api.chat.generation.MAX_PIXEL_BYTES", 2 * len(picture_of(RED).pixels))
+    backend.pause_at, running = 1, []
+    script = backend.script
+
+    def counted(request):
+        running.append(backend.running)
+        return script(request)
+
+    backend.script = counted
+    asked = asyncio.create_task(server.post(PATHS[0], whole(PATHS[0], RED) | {"n": 5}))
+    while len(running) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    backend.go_on.set()
+    answer = await asked
+    assert len(answer.json["choices"]) == 5
+    assert max(running) == 2
 
 
 def picture_of(data):
@@ -194,6 +215,28 @@ async def test_a_tools_result_may_be_a_picture(server):
         assert request.pictures == (picture_of(RED),)
         assert " ".join(map(str, shown)) in " ".join(map(str, request.prompt))
     assert len(server.backend.requests) == 2
+
+
+async def test_a_picture_in_an_answer_is_shown_to_the_template(server):
+    said = [{"type": "output_text", "text": "This:"}, {"type": "input_image", "image_url": url(RED)}]
+    response = [
+        {"role": "user", "content": "Show."},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "And?"},
+    ]
+    chat = [
+        {"role": "user", "content": "Show."},
+        {"role": "assistant", "content": [{"type": "text", "text": "This:"}, part(RED)]},
+    ]
+    assert (await server.post("/v1/responses", {"model": MODEL, "input": response})).status == 200
+    assert (
+        await server.post(
+            "/v1/chat/completions", {"model": MODEL, "messages": [*chat, {"role": "user", "content": "And?"}]}
+        )
+    ).status == 200
+    by_response, by_chat = server.backend.requests
+    assert by_response.pictures == by_chat.pictures == (picture_of(RED),)
+    assert by_response.prompt == by_chat.prompt
 
 
 async def test_a_response_goes_on_after_one_with_a_picture(server):

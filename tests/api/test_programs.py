@@ -1,7 +1,7 @@
 """Requests in the shapes of programs that are not installed here, and what each program reads of the answer.
 
 The shapes are those of the programs' sources: goose, Continue, AnythingLLM, LibreChat, n8n, Home Assistant, Copilot for Obsidian, Zed, VS
-Code's Copilot and HELM.
+Code's Copilot, HELM, and the tests of SGLang and LocalAI.
 """
 
 import json
@@ -81,6 +81,7 @@ HELM = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
+GIVEN_BACK = {"name": "weather", "arguments": '{"id":"c"}'}
 CALLED_BEFORE = [{"function": {"name": "weather", "arguments": {"city": "Rome"}}}]
 ZED = {
     "keep_alive": -1,
@@ -186,6 +187,20 @@ EXCHANGES = [
         says='{"city": "Rome"}',
         each=LINE,
         last=COUNTS,
+    ),
+    Exchange(
+        **openai(
+            *("n8n", USER),
+            {
+                "role": "assistant",
+                "content": [],
+                "tool_calls": [{"id": "c", "type": "function", "function": GIVEN_BACK}],
+            },
+            {"role": "tool", "content": '""', "tool_call_id": "c"},
+            stream=False,
+            tools=[{"type": "function", "function": {**TOOL["function"], "strict": False}}],
+        ),
+        whole={"choices/*/message/content": str, **USED},
     ),
     Exchange("Home Assistant", "/api/tags", whole=MODELS),
     Exchange(
@@ -297,6 +312,46 @@ EXCHANGES = [
         whole={"choices/*/message/content": str},
     ),
     Exchange("HELM", "/v1/embeddings", {"model": MODEL, "input": "one"}, whole={"data/*/embedding/*": float}),
+    Exchange(
+        "SGLang's tests",
+        "/v1/completions",
+        {
+            "model": MODEL,
+            "prompt": ["The capital of France is"] * 2,
+            "temperature": 0,
+            "max_tokens": 32,
+            "echo": True,
+            "logprobs": None,
+            "n": 2,
+        },
+        whole={"choices/*/text": str, "created": int, **USED},
+    ),
+    Exchange(
+        "SGLang's tests",
+        "/v1/responses",
+        {
+            "model": MODEL,
+            "input": "The capital of France is",
+            "temperature": 0.0,
+            "top_p": 1.0,
+            "store": True,
+            "max_output_tokens": 32,
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "truncation": "disabled",
+        },
+        whole={"object": str, "created_at": int, "status": str, "output/*/type": str, "usage/total_tokens": int},
+    ),
+    Exchange(
+        **openai("LocalAI's tests", USER, response_format={"type": "json_object"}),
+        says='{"name": "Ant", "legs": 6}',
+        whole={"choices/*/message/content": str},
+    ),
+    Exchange(
+        "LocalAI's tests",
+        *("/v1/embeddings", {"model": MODEL, "input": ["doc", "cat"]}),
+        whole={"data/*/embedding/*": float},
+    ),
 ]
 
 

@@ -1,6 +1,7 @@
 """Thoughts and tool calls, read from answers as they arrive: the pure parts, without HTTP."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,12 @@ from hypothesis import strategies as st
 
 from api.chat.answer import Answer
 from api.chat.channels import Glyph
-from api.chat.reader import CallReader, FamilyReader
+from api.chat.reader import CallReader, FamilyReader, Parts
 from api.openai.reply import Collected
 from node.core.generation import TokenEvent
 from node.text.grammar import call_head
 from node.text.tokenizer import Tokenizer
-from tests.api.families import FAMILIES, HARMONY, make
+from tests.api.families import FAMILIES, HARMONY, Family, make
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
 WEATHER = {
@@ -84,7 +85,7 @@ def test_one_call_and_no_more(tokenizers, name):
 
 @EACH
 def test_what_is_no_call_stays_text(tokenizers, name):
-    """Calls of an unknown function, truncated calls, and calls in no family's format."""
+    """Calls of an unknown function, whole or cut, and calls in no family's format."""
     family = FAMILIES[name]
     tokenizer = tokenizers[name]
     spelled = family.call.replace("weather", "unheard")
@@ -94,10 +95,95 @@ def test_what_is_no_call_stays_text(tokenizers, name):
     assert not whole.calls
     assert whole.text == f"So: {spelled}"
     assert whole.finish == "stop"
-    cut, _ = read(tokenizer, tokenizer.encode("So: " + family.call)[:-6], end="length")
+    cut, _ = read(tokenizer, tokenizer.encode("So: " + family.call.replace("weather", "unheard"))[:-6], end="length")
     assert "So: " in cut.text
-    assert cut.finish == "length"
-    assert cut.calls or "weather" in cut.text
+    assert "unheard" in cut.text
+    assert (cut.calls, cut.finish) == ({}, "length")
+
+
+HEADED = Family("[TOOL_CALLS]", '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}', ("[TOOL_CALLS]", "[ARGS]"))
+HARMONY_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}<|call|>'
+CUT = {**FAMILIES, "mistral with headers": HEADED, "gpt-oss": replace(HARMONY, call=HARMONY_CALL)}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_call_that_is_cut_anywhere_is_given_as_far_as_it_came(tmp_path, name):
+    """From the family's mark on: nothing until the name is certain, the name, the arguments if they are JSON, at last the call."""
+    tokenizer = make(CUT[name], tmp_path)
+    tokens = tokenizer.encode(CUT[name].call)
+    given, marks = [], 0
+    for size in range(1 + (tokens[0] == tokenizer.bos), len(tokens) + 1):
+        whole, _ = read(tokenizer, tokens[:size], end="length", channel=tokenizer.dialect.channel_after([]))
+        assert whole.finish == "length"
+        if whole.text:  # a mark of ordinary characters that is not whole yet
+            assert CUT[name].call.startswith(whole.text)
+            assert not given
+            marks += 1
+        else:
+            given.append([(call.name, call.arguments, call.ended) for call in whole.calls.values()])
+    assert marks < 5
+    assert given[0] == []
+    assert [("weather", "", False)] in given
+    for calls in given:
+        for called_name, arguments, ended in calls:
+            assert called_name == "weather"
+            assert '{"city": "Rome"}'.startswith(arguments)
+            assert ended == (arguments == '{"city": "Rome"}')
+    assert given[-1] == [("weather", '{"city": "Rome"}', True)]
+    if tokenizer.dialect.form and not tokenizer.dialect.form.key:
+        assert [("weather", '{"city": "Rome', False)] in given
+
+
+def test_of_several_calls_the_last_is_cut(tokenizers):
+    whole, _ = read(tokenizers["qwen"], f"{FAMILIES['qwen'].call}\n{FAMILIES['qwen'].call[:-20]}", end="length")
+    assert [(call.arguments, call.ended) for call in whole.calls.values()] == [
+        ('{"city": "Rome"}', True),
+        ('{"city": "', False),
+    ]
+    both = FAMILIES["mistral"].call[:-1] + ', {"name": "weather", "arguments": {"ci'
+    whole, _ = read(tokenizers["mistral"], both, end="length")
+    assert [(call.arguments, call.ended) for call in whole.calls.values()] == [
+        ('{"city": "Rome"}', True),
+        ('{"ci', False),
+    ]
+    assert whole.text == ""
+
+
+SECTIONS = [
+    ("kimi k2", "<|tool_call_end|>"),
+    ("kimi k3", "<|close|>call<|sep|>"),
+    ("minimax", "</invoke>"),
+    ("muse spark", "</atem:invoke>"),
+]
+
+
+@pytest.mark.parametrize(("name", "tail"), SECTIONS)
+def test_of_several_calls_between_two_marks_the_last_is_cut_anywhere(tokenizers, name, tail):
+    tokenizer, call = tokenizers[name], FAMILIES[name].call
+    (mark,) = (marker for marker, to in tokenizer.dialect.transitions["normal"] if to == "tool")
+    first = call.partition(tail)[0] + tail
+    tokens = tokenizer.encode(first + call.removeprefix(mark))
+    given = []
+    for size in range(len(tokenizer.encode(first)), len(tokens) + 1):
+        whole, _ = read(tokenizer, tokens[:size], end="length")
+        before, *calls = [(call.name, call.arguments, call.ended) for call in whole.calls.values()]
+        assert before == ("weather", '{"city": "Rome"}', True)
+        assert (whole.text, whole.finish) == ("", "length")
+        given.append(calls)
+    assert given[0] == []
+    assert [("weather", "", False)] in given
+    assert ([("weather", '{"city": "Rome', False)] in given) == bool(
+        tokenizer.dialect.form and not tokenizer.dialect.form.key
+    )
+    assert given[-1] == [("weather", '{"city": "Rome"}', True)]
+
+
+def test_a_cut_name_that_more_than_one_function_has_is_none(tokenizers):
+    tools = [WEATHER, {"type": "function", "function": {"name": "weather_now"}}]
+    for rest, expected in (("", []), ("_n", []), ('"', ["weather"]), ('_now",', ["weather_now"]), ("_then", None)):
+        whole, _ = read(tokenizers["qwen"], f'<tool_call>{{"name": "weather{rest}', end="length", tools=tools)
+        assert [call.name for call in whole.calls.values()] == (expected or [])
+        assert bool(whole.text) == (expected is None)
 
 
 def test_white_space_about_what_is_no_call_stays(tokenizers):
@@ -297,7 +383,7 @@ def test_the_arguments_of_the_only_call(sizes):
 
 def test_an_answer_instead_of_a_call():
     for text in ('{"name": "f"', '{"x": 1}', '{"name": "g", "arguments": {}}', "5", '{"name": 5}'):
-        deltas, left = written(CallReader(["f"]), text, [1] * 40)
+        deltas, left = written(CallReader(["f"], or_text=True), text, [1] * 40)
         assert deltas == []
         assert left == text
 
@@ -307,6 +393,15 @@ def test_arguments_are_given_out_as_they_come():
     pieces = [reader.push([Glyph(char, 0)]).calls for char in '{"a": 1}']
     assert [call.arguments for calls in pieces for call in calls] == list('{"a": 1}')
     assert pieces[0][0].name == "f"
+
+
+def test_a_call_that_ends_in_its_head_is_completed_only_if_the_answer_may_have_no_more_tokens():
+    for cut in (False, True):
+        reader = CallReader(["f"])
+        assert reader.push([Glyph(char, 0) for char in '{"na']) == Parts()
+        parts = reader.finish(cut=cut)
+        assert [call.name for call in parts.calls] == ["f"] * cut
+        assert parts.text == []
 
 
 def test_a_demanded_call_ends_an_answer_as_a_call():

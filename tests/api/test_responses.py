@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import aclosing
 
+import aiohttp
 import openai
 import pytest
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
@@ -15,9 +16,10 @@ from api.http.in_flight import IN_FLIGHT
 from api.http.stream import StreamTiming
 from api.responses import background
 from api.responses.items import items_of, messages_of
+from api.responses.keeper import KEEPER
 from api.responses.output import ResponseOutput
 from api.responses.schema import ResponseRequest
-from api.responses.store import Store, StoredResponse
+from api.responses.store import ResponseStore, StoredResponse
 from node.core.errors import NotReady, Overloaded, PippinError, RingLost
 from node.core.generation import Sampling
 from tests.strict import strictly
@@ -169,6 +171,19 @@ async def test_input_tokens_are_counted_without_an_answer(server):
     assert (wrong.status, wrong.error["param"]) == (400, "input")
     refused = await server.post("/v1/responses/compact", {"model": MODEL, "input": "x"})
     assert (refused.status, refused.error["code"]) == (404, "unsupported")
+
+
+async def test_a_websocket_is_refused_by_name(server):
+    """As Codex asks for one, at providers that are said to have it."""
+    headers = {"OpenAI-Beta": "responses_websockets=2026-02-06"}
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await server.http.ws_connect(f"{server.url}/v1/responses", headers=headers)
+    assert refused.value.status == 404
+    asked = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    async with server.http.get(f"{server.url}/v1/responses", headers=asked) as response:
+        assert (await response.json())["error"]["code"] == "unsupported"
+    async with server.http.get(f"{server.url}/v1/responses") as response:
+        assert response.status == 405
 
 
 async def test_the_official_client(server):
@@ -325,13 +340,13 @@ async def test_input_items(server):
 # --- bounds ---
 
 
-def kept(number, size=0):
+def kept(number, size=0, client=""):
     item = {"id": f"msg_{number}", "text": "x" * size}
-    return StoredResponse.after(None, {"id": f"resp_{number}", "output": []}, (item,), 100 + size)
+    return StoredResponse.after(None, {"id": f"resp_{number}", "output": []}, (item,), 100 + size, client)
 
 
 def test_the_least_recently_used_is_forgotten():
-    store = Store(max_responses=2)
+    store = ResponseStore(max_responses=2)
     for number in (1, 2):
         store.add(kept(number))
     store.get("resp_1")
@@ -340,7 +355,7 @@ def test_the_least_recently_used_is_forgotten():
 
 
 def test_bytes_are_bounded_and_freed():
-    store = Store(max_bytes=3 * kept(1, 1000).bytes)
+    store = ResponseStore(max_bytes=3 * kept(1, 1000).bytes)
     for number in range(10):
         store.add(kept(number, 1000))
     assert [number for number in range(10) if holds(store, f"resp_{number}")] == [7, 8, 9]
@@ -349,7 +364,34 @@ def test_bytes_are_bounded_and_freed():
     for number in (7, 8, 9):
         store.delete(f"resp_{number}")
     store.add(kept(11, 2000))
-    assert store.items({"msg_9", "msg_11"}) == {"msg_11": kept(11, 2000).input[0]}
+    assert store.items({"msg_9", "msg_11"}, "") == {"msg_11": kept(11, 2000).input[0]}
+
+
+@pytest.mark.parametrize("bound", [{"max_responses": 4}, {"max_bytes": 4 * kept(1, 1000).bytes}])
+def test_one_client_drives_out_no_more_than_half(bound):
+    store = ResponseStore(**bound)
+    for number in (1, 2):
+        store.add(kept(number, 1000, "one"))
+    for number in range(3, 20):
+        store.add(kept(number, 1000, "two"))
+    assert [number for number in range(20) if holds(store, f"resp_{number}")] == [1, 2, 18, 19]
+    store.add(kept(20, 1000, "one"))
+    assert [number for number in range(21) if holds(store, f"resp_{number}")] == [2, 18, 19, 20]
+
+
+async def test_an_item_that_two_clients_name_alike(serve, backend):
+    server = await serve(api_keys=["one", "two"])
+
+    async def ask_as(key, given):
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        data = json.dumps({"model": MODEL, "input": [given]}).encode()
+        assert (await server.post("/v1/responses", data=data, headers=headers)).status == 200
+        return backend.model.tokenizer.decode(backend.requests[-1].prompt)
+
+    for key in ("one", "two"):
+        await ask_as(key, {"id": "msg_1", "type": "message", "role": "user", "content": f"This is of {key}."})
+    for key in ("one", "two", "one"):
+        assert f"This is of {key}." in await ask_as(key, {"id": "msg_1", "type": "item_reference"})
 
 
 def test_a_conversation_counts_as_a_whole():
@@ -373,7 +415,7 @@ async def get(server, response_id, expected=200):
 
 
 async def ended(server, response_id):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (response := await get(server, response_id))["status"] in ("queued", "in_progress"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return strictly(Response, response)
@@ -466,7 +508,7 @@ async def test_the_end_of_a_node_waits_for_what_is_queued(server, loading, monke
     """Also for a response that was accepted before the shutdown, but answered only after it began."""
     monkeypatch.setattr("api.responses.routes.QUEUED_AFTER_S", 0.2 if early else 0.01)
     asked = asyncio.create_task(ask(server, background=True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not loading.waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     if not early:
@@ -548,7 +590,14 @@ async def test_the_end_of_a_node_waits_for_the_background(server):
     assert (await ended(server, begun["id"])).status == "completed"
 
 
-@pytest.mark.parametrize("bound", [("MAX_BACKGROUND", 2), ("MAX_BACKGROUND_BYTES", 250)])
+async def test_a_large_request_has_a_place_in_the_background_if_its_client_has_no_other(server, monkeypatch):
+    monkeypatch.setattr(background, "MAX_BACKGROUND_BYTES", 100)
+    begun = await ask(server, "x" * 1000, background=True)
+    assert begun.status == 200
+    assert (await ended(server, begun.json["id"])).status == "completed"
+
+
+@pytest.mark.parametrize("bound", [("MAX_BACKGROUND", 4), ("MAX_BACKGROUND_BYTES", 500)])
 async def test_the_background_is_bounded(serve, backend, monkeypatch, bound):
     name, most = bound
     monkeypatch.setattr(background, name, most)
@@ -564,11 +613,53 @@ async def test_the_background_is_bounded(serve, backend, monkeypatch, bound):
 
 
 async def test_requests_at_the_same_time_share_the_places(serve, backend, monkeypatch):
-    monkeypatch.setattr(background, "MAX_BACKGROUND", 3)
+    monkeypatch.setattr(background, "MAX_BACKGROUND", 6)
     server = await serve()
     backend.pause_at = 0
     answers = await asyncio.gather(*(ask(server, background=True) for _ in range(8)))
     assert sorted(answer.status for answer in answers) == [200] * 3 + [429] * 5
+
+
+async def test_one_client_has_no_more_than_half_of_the_places(serve, backend, monkeypatch):
+    monkeypatch.setattr(background, "MAX_BACKGROUND", 4)
+    server = await serve(api_keys=["one", "two", "three"])
+    backend.pause_at = 0
+
+    async def begin(key):
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        data = json.dumps({"model": MODEL, "input": "Hello", "background": True}).encode()
+        return (await server.post("/v1/responses", data=data, headers=headers)).status
+
+    assert [await begin("one") for _ in range(3)] == [200, 200, 429]
+    assert [await begin("two") for _ in range(3)] == [200, 200, 429]
+    assert await begin("three") == 429
+
+
+async def test_what_a_background_response_continues_counts(server, monkeypatch):
+    first = (await ask(server, "x" * 500)).json["id"]
+    of_one = server.app[KEEPER].store.get(first).bytes + 200
+    monkeypatch.setattr(background, "MAX_BACKGROUND_BYTES", 2 * of_one)
+    server.backend.pause_at = 0
+    asked = [await ask(server, previous_response_id=first, background=True) for _ in range(2)]
+    assert [answer.status for answer in asked] == [200, 429]
+
+
+@pytest.mark.parametrize("way", ["previous", "reference"])
+async def test_what_a_request_continues_is_held_until_its_answer(serve, backend, monkeypatch, way):
+    monkeypatch.setattr("api.http.body.SMALL_BODY", 500)
+    server = await serve(body_limit=2000)
+    item = {"id": "msg_mine", "type": "message", "role": "user", "content": "x" * 1000}
+    first = (await ask(server, [item])).json["id"]
+    backend.pause_at = 0
+    given = "Hello" if way == "previous" else [{"type": "item_reference", "id": "msg_mine"}]
+    more = {"previous_response_id": first} if way == "previous" else {}
+    asked = [asyncio.create_task(ask(server, given, **more)) for _ in range(10)]
+    async with asyncio.timeout(60):
+        done, others = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert {task.result().status for task in done} == {429}
+        backend.go_on.set()
+        assert 200 in [(await task).status for task in others]
+        assert (await ask(server, given, **more)).status == 200
 
 
 async def test_a_response_in_the_background_takes_no_longer_than_it_may(serve, backend, monkeypatch):

@@ -106,6 +106,19 @@ async def test_what_names_no_node_is_looked_for_here(two, response_id):
     assert (answer.status, answer.error["message"]) == (404, f"Response with id '{response_id}' not found.")
 
 
+async def test_the_size_that_another_node_tells_is_no_less_than_what_it_sent(serve, backend):
+    keeper = await serve()
+
+    async def answer(asked: Ask, response_id: str) -> bytes:
+        sent = json.loads(await keeper.app[KEEPER].answer(asked, response_id))
+        return json.dumps(sent | {"bytes": 0}).encode()
+
+    backend.peers = ScriptedPeers(backend, "b", a=answer)
+    other = await serve()
+    made = (await ask(keeper, "x" * 2000)).json
+    assert (await other.app[KEEPER].ask(Ask.GET, made["id"])).bytes > 2000
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -6,6 +6,7 @@ import json
 import pytest
 from openai.types.responses import Response
 
+from api.http.stream import Sse
 from api.responses import events
 from api.responses.events import EventLog, EventLogs
 from api.responses.keeper import KEEPER
@@ -175,10 +176,23 @@ async def test_old_events_make_room(server, monkeypatch):
     assert (await streamed(server, last)).status == 200
 
 
+@pytest.mark.parametrize("bound", ["MAX_RESPONSES", "MAX_EVENTS_BYTES"])
+def test_events_of_one_client_drive_out_no_more_than_half(monkeypatch, bound):
+    logs, event = EventLogs(), {"type": "a"}
+    monkeypatch.setattr(events, bound, 4 * (1 if bound == "MAX_RESPONSES" else len(Sse().event(event))))
+    logs.begin("running", "one")
+    logs.add("running", [event], ended=False)
+    for number in range(20):
+        logs.begin(f"resp_{number}", "two")
+        logs.add(f"resp_{number}", [event], ended=True)
+    assert logs.get("running")
+    assert [number for number in range(20) if logs.get(f"resp_{number}")] == [17, 18, 19]
+
+
 async def test_a_reader_of_events_that_are_gone_is_told(monkeypatch):
     monkeypatch.setattr(events, "QUIET_S", 0.01)
     logs = EventLogs()
-    logs.begin("resp_1")
+    logs.begin("resp_1", "one")
     log = logs.get("resp_1")
     assert isinstance(log, EventLog)
     parts = log.read(0)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -98,6 +99,16 @@ async def test_a_reader_that_takes_nothing_is_given_up(hasty, backend, caplog, s
                 await asyncio.sleep(0.02)
     assert backend.running == 0
     assert caplog.text == ""
+
+
+async def test_a_reader_that_takes_next_to_nothing_is_given_up(hasty, backend, monkeypatch):
+    monkeypatch.setattr("api.http.reading_pace.READ_RATE", 2**40)
+    backend.model.context = 1_000_000
+    backend.script = lambda request: [300] * 100_000
+    with await asking(hasty, {"max_tokens": 100_000, "stream": True}) as client, suppress(ConnectionResetError):
+        while await asyncio.get_running_loop().sock_recv(client, 64):  # noqa: ASYNC110 - it reads slowly
+            await asyncio.sleep(0.01)
+    await backend.idle.wait()
 
 
 async def test_a_slow_reader_gets_it_all(hasty, backend):

@@ -1,5 +1,6 @@
 """Calls of strict tools that a model may make, in the form of each family: free up to the mark, bound from there on."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -31,6 +32,13 @@ BOUND = {
     "mistral with headers": HEADED,
     "kimi k2": FAMILIES["kimi k2"],
     "gpt-oss": replace(HARMONY, call=HARMONY_CALL),
+    **{name: FAMILIES[name] for name in ("qwen coder", "glm", "minimax", "muse spark", "longcat")},
+    "glm in lines": replace(
+        FAMILIES["glm"],
+        hint="<arg_key>{{ k }}</arg_key>\n<arg_value>",
+        call="<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+    ),
+    "glm without tokens": replace(FAMILIES["glm"], added=("<tool_call>", "</tool_call>")),
 }
 EACH = pytest.mark.parametrize("name", BOUND)
 
@@ -86,6 +94,14 @@ def drawn(family, grammar, begin, seed):
     return tokens[:-1]
 
 
+def without_city(family, name):
+    """The family's call of `weather` without arguments."""
+    call, form = BOUND[name].call, family[0].dialect.form
+    if not form.key:
+        return call.replace('"city": "Rome"', "")
+    return call[: call.index(form.key)] + call[call.index(form.stop) + len(form.stop) :]
+
+
 @EACH
 async def test_a_text_without_a_call_is_free_and_unmasked(families, grammars, name):
     tokenizer, constraints = families[name]
@@ -115,7 +131,8 @@ async def test_a_call_is_bound_from_the_mark_on(families, grammars, name):
         for wrong in ("weathers", "wea", "rain"):
             assert not fits(family, grammar, before + call.replace("weather", wrong))
     assert not fits(family, grammar, call.replace("weather", "now"))
-    assert fits(family, grammar, call.replace("weather", "now").replace('"city": "Rome"', ""))
+    assert fits(family, grammar, without_city(family, name).replace("weather", "now"))
+    assert not fits(family, grammar, without_city(family, name))
     assert not fits(family, grammar, call[: call.index("city")])
 
 
@@ -140,6 +157,82 @@ async def test_calls_that_are_drawn_at_random_are_valid_and_read_as_calls(famili
         assert (max(counts) > 1) == (many and name != "gpt-oss")
 
 
+KINDS = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "description": "any"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
+        "days": {"type": ["integer", "null"], "maximum": 9},
+        "place": {"$ref": "#/$defs/place"},
+    },
+    "required": ["text", "maybe", "unit", "zip", "days"],
+    "$defs": {"place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+}
+ALL_KINDS = {"type": "function", "function": {"name": "weather", "parameters": KINDS, "strict": True}}
+TAGGED = [name for name, family in BOUND.items() if "city" in family.call and '"city": ' not in family.call]
+GIVEN = {
+    "text": "a < b\n\n</x> null",
+    "maybe": "null and none",
+    "unit": "F",
+    "zip": "01234",
+    "days": 3,
+    "place": {"x": 1.5},
+}
+
+
+def tagged(family, name, arguments):
+    """The family's call of `weather` with these arguments, of which a text is written as it is."""
+    call, form = BOUND[name].call, family[0].dialect.form
+    pairs = "".join(
+        f"{form.key}{argument}{form.value}{value if isinstance(value, str) else json.dumps(value)}{form.stop}"
+        for argument, value in arguments.items()
+    )
+    return call[: call.index(form.key)] + pairs + call[call.index(form.stop) + len(form.stop) :]
+
+
+@pytest.mark.parametrize("name", TAGGED)
+async def test_arguments_between_tags(families, grammars, name):
+    """Texts are written as they are, others in JSON, where a text with a pattern is one of these."""
+    family = families[name]
+    grammar = await grammar_of(grammars, family[0], ALL_KINDS)
+    optional = {key: value for key, value in GIVEN.items() if key != "place"}
+    for given in (
+        GIVEN,
+        optional,
+        {**GIVEN, "maybe": None, "days": None},
+        {**GIVEN, "text": "null"},
+        {**GIVEN, "text": ""},
+    ):
+        call = tagged(family, name, {**given, "zip": f'"{given["zip"]}"'})
+        assert fits(family, grammar, call)
+        tokens = family[0].encode(call, bos=False)
+        whole, _ = read(family[0], tokens, tools=(ALL_KINDS,), channel=family[0].dialect.initial)
+        assert called(whole) == [("weather", given)]
+        if tail := family[0].dialect.tail:  # a limit cuts the next call, or the end of all
+            cut = family[0].encode(call[: call.rindex(tail) + len(tail)], bos=False)
+            whole, _ = read(family[0], cut, tools=(ALL_KINDS,), end="length", channel=family[0].dialect.initial)
+            assert called(whole) == [("weather", given)]
+    for wrong in ({"unit": "K"}, {"days": 10}, {"days": "x"}, {"zip": '"123"'}, {"zip": "01234"}, {"place": {}}):
+        assert not fits(family, grammar, tagged(family, name, {**GIVEN, "zip": '"01234"', **wrong}))
+    assert not fits(family, grammar, tagged(family, name, {"text": "without the others"}))
+
+
+async def test_a_schema_that_says_more_than_its_arguments_is_refused_between_tags(families, grammars):
+    family = families["qwen coder"]
+    both = {**CITIES, "anyOf": [{"required": ["city"]}, {}]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": both, "strict": True}}
+    with pytest.raises(BadRequest, match="'anyOf' of all can't be followed") as refused:
+        await grammar_of(grammars, family[0], NOW, tool)
+    assert refused.value.param == "tools[1].function.parameters"
+    loose = {"type": "function", "function": {"name": "any", "parameters": both}}
+    grammar = await grammar_of(grammars, family[0], WEATHER, loose)
+    call = BOUND["qwen coder"].call.replace("weather", "any").replace("city", "place").replace("Rome", "Ur")
+    assert fits(family, grammar, call)
+    assert not fits(family, grammar, call.replace("any", "weather"))
+
+
 async def test_no_token_goes_over_the_end_of_a_mark(families, grammars):
     tokenizer, constraints = families["qwen without tokens"]
     grammar = await grammar_of(grammars, tokenizer, WEATHER)
@@ -152,7 +245,7 @@ async def test_no_token_goes_over_the_end_of_a_mark(families, grammars):
     assert all(bits[each // 8] >> each % 8 & 1 for each in range(last))
 
 
-async def test_only_strict_tools_are_bound_and_only_in_families_with_json(families, grammars, tmp_path):
+async def test_only_strict_tools_are_bound_and_only_in_families_of_known_form(families, grammars, tmp_path):
     tokenizer, _ = families["qwen"]
     assert await grammar_of(grammars, tokenizer, NOW) == ""
     assert await make_grammar(grammars, use_of([WEATHER], "auto").tool_use, None, "a") == ""

@@ -20,16 +20,21 @@ def spelled(tokenizer, budget: ThinkingBudget) -> list[str]:
 def test_the_marks_of_each_family(tmp_path):
     qwen3, other = make(QWEN3, tmp_path / "qwen3"), make(FAMILIES["qwen"], tmp_path / "other")
     harmony, plain = make(HARMONY, tmp_path / "harmony"), make(FAMILIES["mistral"], tmp_path / "plain")
-    assert spelled(other, thinking_budget(other, [], 5)) == ["<think>", "</think><tool_call>", "\n</think>"]
-    assert spelled(qwen3, thinking_budget(qwen3, [], 5)) == ["<think>", "</think><tool_call>", f"{QWEN}</think>"]
+    assert spelled(other, thinking_budget(other, [], 5, tools=True)) == ["<think>", "</think><tool_call>", "\n</think>"]
+    assert spelled(qwen3, thinking_budget(qwen3, [], 5, tools=True)) == [
+        "<think>",
+        "</think><tool_call>",
+        f"{QWEN}</think>",
+    ]
+    assert spelled(qwen3, thinking_budget(qwen3, [], 5, tools=False))[1] == "</think>", "a mark of calls is text"
     begun = qwen3.encode("<|im_start|>assistant\n<think>\n")
-    assert spelled(qwen3, thinking_budget(qwen3, begun, 5))[0] == ""
-    assert spelled(harmony, thinking_budget(harmony, [], 5)) == [
+    assert spelled(qwen3, thinking_budget(qwen3, begun, 5, tools=True))[0] == ""
+    assert spelled(harmony, thinking_budget(harmony, [], 5, tools=True)) == [
         "<|channel|>analysis<|message|>",
         "<|end|>",
         "<|end|><|start|>assistant<|channel|>final<|message|>",
     ]
-    assert thinking_budget(plain, [], 5) is None
+    assert thinking_budget(plain, [], 5, tools=True) is None
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,9 @@ def test_the_marks_of_each_family(tmp_path):
         ("/v1/chat/completions", {"reasoning": {"effort": "low"}}, None),
         ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1024),
         ("/v1/messages", {"thinking": {"type": "disabled"}}, None),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}, "thinking_budget": 9}, 9),
         ("/v1/responses", {"reasoning": {"max_tokens": 7}}, 7),
+        ("/v1/responses", {"max_thinking_tokens": 7}, 7),
     ],
 )
 async def test_what_the_driver_is_told(server, backend, tmp_path, path, said, tokens):

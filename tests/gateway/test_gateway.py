@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from node.core.views import ClusterView, NodeState, PeerView
 from node.gateway.monitor import Monitor
 from node.gateway.open_models import OpenModels, _Opened
 from node.gateway.peers import Peers
+from node.model.layouts import Layouts
 from node.text.sandbox import SandboxServer
 from node.text.sandboxed_encoder import SandboxedEncoder
 from tests.text.test_constraint import DEMO
@@ -41,7 +43,7 @@ async def opened(agent, sandbox_server):
     async def files(model, peer):
         return DEMO
 
-    opened = OpenModels(agent, None, None, None, files, sandbox_server, Pools())
+    opened = OpenModels(agent, None, None, None, files, Layouts(), sandbox_server, Pools())
     yield opened
     await opened.close()
 
@@ -103,6 +105,11 @@ async def test_a_model_is_opened_with_the_form_of_its_pictures(opened, picture_m
     found = await opened._opened(ring("b"))
     assert found.pictures.vocabulary == 2056
     assert found.processes.tokenizer.pictures.place == 2053
+
+
+async def test_a_conversion_for_text_only_is_opened_without_pictures(opened, text_only_model):
+    opened.tokenizer_files = AsyncMock(return_value=text_only_model)
+    assert (await opened._opened(ring("a"))).pictures is None
 
 
 async def test_two_models_that_open_at_once_close_each_unused_one_once(opened):

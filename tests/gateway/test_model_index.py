@@ -2,6 +2,7 @@ import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -117,6 +118,24 @@ async def test_loaded_models_that_take_pictures_are_known(tmp_path, picture_mode
         "eye": True,
     }
     assert await found.ready_for_pictures() == ["seer"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "takes"),
+    [
+        ("model.safetensors", False),
+        ("model.safetensors.index.json", False),
+        ("config.json", True),  # nothing here names the tensors
+    ],
+)
+async def test_a_conversion_for_text_only_takes_no_pictures(tmp_path, text_only_model, kept, takes):
+    shutil.copytree(text_only_model, tmp_path / "reader")
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        if name != kept:
+            (tmp_path / "reader" / name).unlink()
+    found = index(tmp_path, HeldModel("reader", "1", 7))
+    found.small_files = AsyncMock(return_value=tmp_path / "reader")
+    assert (await found.describe("reader")).entry.takes_pictures is takes
 
 
 @pytest.mark.parametrize("name", ["LICENSE", "LICENSE.txt", "LICENSE.md"])

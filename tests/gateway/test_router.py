@@ -1,6 +1,7 @@
 """What a router tells of a model that is not ready, and of a ring that a request lost."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -61,9 +62,12 @@ async def test_a_planned_hand_over_is_no_warning(
 def test_pictures_go_to_rings_whose_nodes_all_know_of_them() -> None:
     infos = [
         NodeInfo(f"id-{name}", 1, name, "home", "0.1.0", protocol, (), 1, 2)
-        for name, protocol in (("a", 11), ("b", 10))
+        for name, protocol in (("a", 12), ("b", 11))
     ]
     agent = SimpleNamespace(alive=lambda: [NodeReport(info, Memory(16, 12)) for info in infos])
     router = Router(agent, *[None] * 3)  # type: ignore[arg-type]
     rings = [Ring(name, ModelVersion("m"), (StageSpec(f"id-{name}", 0, 2),), 1, 1) for name in "ab"]
-    assert router._seeing(rings) == rings[:1]
+    assert router._that_see(rings, 12) == rings[:1]
+    assert router._that_see(rings, 11) == rings
+    cut = replace(rings[0], shared_ends=True, stages=(*rings[0].stages, StageSpec("id-b", 2, 3)))
+    assert router._that_see([cut], 11) == [], "its later layers read the tokens"
