@@ -50,6 +50,10 @@ class KeyRefused(StatusFailed):
     """The node asks for an API key, or for another one."""
 
 
+class Untrusted(StatusFailed):
+    """The certificate is not one that is trusted, or there is none."""
+
+
 class NoNode(StatusFailed):
     """Nothing answers at the address."""
 
@@ -119,9 +123,12 @@ class Api(NamedTuple):
         try:
             connection.connect()
             self._check_certificate(connection)
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it has no room for a connection, or ends
+            connection.close()
+            raise StatusFailed(f"{self} broke off the connection.") from error
         except ssl.SSLError as error:
             connection.close()
-            raise StatusFailed(_distrusted(self, error)) from error
+            raise Untrusted(_distrusted(self, error)) from error
         except OSError as error:
             connection.close()
             hint = f" {local_network_hint()}".rstrip() if error.errno == errno.EHOSTUNREACH else ""
@@ -157,13 +164,13 @@ class Api(NamedTuple):
         return http.client.HTTPSConnection(self.host, self.port, timeout=timeout, context=context)
 
     def _check_certificate(self, connection: http.client.HTTPConnection) -> None:
-        """Before anything is sent. Raises StatusFailed."""
+        """Before anything is sent. Raises Untrusted."""
         if not self.fingerprint or not isinstance(connection.sock, ssl.SSLSocket):
             return
         shown = hashlib.sha256(connection.sock.getpeercert(binary_form=True) or b"").hexdigest()
         if shown != self.fingerprint:
             connection.close()
-            raise StatusFailed(
+            raise Untrusted(
                 f"The certificate of {self} has the SHA-256 {shown}, not that of --tls-fingerprint: it was renewed, or "
                 "somebody is in between."
             )

@@ -21,7 +21,7 @@ from node.cli.launch import PROGRAMS, choose, launch
 from node.cli.pictures import picture_part, with_pictures
 from node.cli.table import render
 from node.cli.terminal import complain, printable, progress, without_controls
-from node.cli.wait import Target, in_memory, target_of, undrained, wait
+from node.cli.wait import SETTLED_S, Target, check_name, in_memory, target_of, undrained, until_settled, wait
 from node.core.rate import Rate
 from node.core.units import format_bytes, format_download
 from node.core.usage import Group, OneOf, option
@@ -34,9 +34,18 @@ def _path(kind: str, name: str, command: str = "") -> str:
     return f"/cluster/{kind}/{quote(name, safe='')}{command}"
 
 
+SECTIONS = {
+    "Answers": ["chat", "launch", "run"],
+    "Models": ["load", "models", "ps", "pull", "rm", "unload"],
+    "The cluster": ["doctor", "drain", "logs", "status", "undrain", "wait"],
+    "This machine": ["completion", "secret", "service"],
+}
+
+
 @click.group(
     "cluster",
     cls=Group,
+    sections=SECTIONS,
     epilog="Exit codes: 0 ready or idle, 1 error, 2 usage, 3 no node here, 4 not ready or degraded.",
 )
 @click.version_option(__version__, message="pippin %(version)s")
@@ -58,6 +67,8 @@ def chat(api: Api, model: str | None, system: str, images: Sequence[Path]) -> No
     """Talk to a model; /help shows what else you can type."""
     import readline  # noqa: F401, PLC0415 - line editing and history for input(); other commands need none
 
+    if model:
+        check_name(api, model)
     model = model or answers.default_model(api)
     if sys.stdin.isatty():
         print(f"{printable(model)}   /help shows what you can type, Ctrl-D ends.")
@@ -257,13 +268,8 @@ def wait_for(api: Api, nodes: int, model: str | None, timeout: float) -> int:
     def target(status: Json) -> Target:
         return target_of(api, nodes, model, status) if model else Target(nodes)
 
-    def missing(status: Json) -> str:
-        return target(status).missing(status)
-
-    def refused(status: Json) -> str:
-        return target(status).refused(status)
-
-    return _wait_until(api, timeout, missing, "ready", "ready", refused)
+    missing, refused = (lambda status: target(status).missing(status)), (lambda status: target(status).refused(status))
+    return _wait_until(api, timeout, missing, "ready", "ready", refused, until_settled)
 
 
 @cluster.command
@@ -321,8 +327,9 @@ def _wait_until(
     aim: str,
     done: str,
     refused: Callable[[Json], str] = lambda _: "",
+    patience: Callable[[Json], float] = lambda _: SETTLED_S,
 ) -> int:
-    if left := wait(api, missing, timeout, progress(), refused):
+    if left := wait(api, missing, timeout, progress(), refused, patience):
         complain(f"not {aim} after {timeout:g} s: {left}.")
         return EXIT_NOT_READY
     print(printable(done))

@@ -25,7 +25,7 @@ FOLDER = Path("~/.pippin/launch")
 
 
 class ProgramMissing(PippinError):
-    """The program that `cluster launch` is to start is not installed."""
+    """The program that `cluster launch` is to start is not installed, or not wholly."""
 
     code = "program_missing"
 
@@ -135,7 +135,7 @@ def launch(name: str, model: Model, more: Sequence[str], *, prints: bool) -> Non
     except OSError as error:
         raise StatusFailed(f"{error.filename} can't be written ({error.strerror}).") from error
     if model.api.scheme == "https" and (authority := os.environ.get("SSL_CERT_FILE")):
-        environment["NODE_EXTRA_CA_CERTS"] = authority  # Node.js reads no other
+        environment["NODE_EXTRA_CA_CERTS"] = str(Path(authority).absolute())  # Node.js reads no other
     elif model.api.fingerprint:
         complain(f"{name} knows no --tls-fingerprint: let SSL_CERT_FILE name the certificate, or its authority")
     command = [name, *arguments, *more]
@@ -149,4 +149,8 @@ def launch(name: str, model: Model, more: Sequence[str], *, prints: bool) -> Non
         complain(f"the first prompt of {name} has some {program.prompt:,} tokens: load a model with a longer --context")
     hosts = {each: os.environ.get(each) for each in ("NO_PROXY", "no_proxy")}
     direct = {each: ",".join(filter(None, (known, model.api.host))) for each, known in hosts.items()}
-    os.execve(path, command, {**os.environ, **direct, **environment})  # noqa: S606 - no proxy knows a private network
+    try:
+        os.execve(path, command, {**os.environ, **direct, **environment})  # noqa: S606 - no proxy knows a private network
+    except OSError as error:  # claude without the program of its own that it is to fetch
+        hint = f"Install it again: {program.install}"
+        raise ProgramMissing(f"{path} can't be started ({error.strerror}).", hint=hint) from error

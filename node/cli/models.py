@@ -114,7 +114,7 @@ def fits(model: str, *, as_json: bool) -> int:
             assert child.stdout
             for line in child.stdout:
                 found.append(json.loads(line))
-                tell(f"computing: {len(found)} models")
+                tell(f"models computed: {len(found)}")
         except BaseException:
             child.kill()
             raise

@@ -20,6 +20,8 @@ from node.host.service import HUB_VARIABLES, LAUNCHD, NAME, STOP_S, SYSTEMD, Com
 EXIT_NOT_INSTALLED, EXIT_NOT_RUNNING = 3, 4
 NEEDED_FILES = ("data-dir", "secret-file", "api-key-file")
 """Options of paths without which a node does not start."""
+_START_S = 10.0
+"""How long a start is tried again while the service's end is under way."""
 
 
 class ServiceFailed(PippinError):
@@ -98,7 +100,7 @@ def install(manager: Manager, service: Service) -> None:
         raise ServiceFailed(f"{manager.file} can't be written: {error.strerror}.") from error
     try:
         for command in manager.start:
-            _succeed(command)
+            _start(command, manager)
     except ServiceFailed:
         manager.file.unlink()  # else the next boot would try again what failed
         raise
@@ -135,6 +137,7 @@ def _left(manager: Manager) -> list[str]:
     logs = home.glob(manager.log_files) if manager.log_files else ()
     places = [(data, "the node's identity, models from other nodes, KV"), (config, "its options")]
     places += [*((log, "its log") for log in logs), (hub, "models of the hub, for other programs, too")]
+    places.append((home / ".cache" / "pippin", "the model of `scripts/run --real`"))
     return [f"  {path}   {what}" for path, what in places if path.exists()]
 
 
@@ -208,18 +211,35 @@ def _stop(manager: Manager) -> None:
     deadline = time.monotonic() + STOP_S + 5
     if _call(manager.loaded).returncode != 0:
         return
-    _succeed(manager.stop)
+    done = _call(manager.stop)
+    if done.returncode not in (0, *manager.under_way):
+        raise _failed(manager.stop, done)
     while _call(manager.loaded).returncode == 0:
         if time.monotonic() > deadline:
             raise ServiceFailed(f"The node that runs did not stop within {STOP_S + 5} s.", hint="Try again.")
         time.sleep(0.2)
 
 
+def _start(command: Command, manager: Manager) -> None:
+    """Have a command succeed, which the end of the service that ran before may delay."""
+    deadline = time.monotonic() + _START_S
+    while (done := _call(command)).returncode in manager.under_way and time.monotonic() < deadline:
+        if _call(manager.loaded).returncode == 0:  # it has started all the same
+            return
+        time.sleep(0.2)
+    if done.returncode != 0:
+        raise _failed(command, done)
+
+
 def _succeed(command: Command) -> None:
     done = _call(command)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
-        raise ServiceFailed(f"`{' '.join(command)}` failed: {said}.")
+        raise _failed(command, done)
+
+
+def _failed(command: Command, done: subprocess.CompletedProcess[str]) -> ServiceFailed:
+    said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+    return ServiceFailed(f"`{' '.join(command)}` failed: {said}.")
 
 
 def _call(command: Command, **how: Any) -> subprocess.CompletedProcess[str]:

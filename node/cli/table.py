@@ -1,10 +1,12 @@
 """Formats the cluster's status for people: a summary line, a line per model, a table of the nodes, the warnings."""
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from node.cli.client import Json
 from node.cli.terminal import printable
+from node.core.generation import PromptProgress
 from node.core.node_names import shown_names
 from node.core.units import format_bytes, format_duration, format_share
 from node.core.warning_codes import Code
@@ -12,18 +14,21 @@ from node.core.warning_codes import Code
 _MOST_TOLD = 3
 """Warnings of one code whose texts are shown."""
 _SPARE = ("BANDWIDTH", "RTT", "LINK TO NEXT")
-"""Columns that a narrow terminal does without, the first one first."""
+"""Columns that a narrow terminal does without, the first one first; at last it has MEMORY in short."""
 
 
 def render(status: Json, width: int | None = None) -> str:
-    """`width`: columns of the terminal, which the table of the nodes fits."""
+    """`width`: columns of the terminal, which the status fits."""
     names = node_names(status["nodes"])
     head = f"head {names.get(status['head'], status['head'])} (term {status['term']})" if status["head"] else "no head"
-    summary = _spaced(f"cluster {status['cluster']}", status["state"].upper(), head, status["api"])
-    lines = [summary, *(_model(model) for model in status["models"]), ""]
-    lines += _table(status, names, width)
+    summary = (f"cluster {status['cluster']}", status["state"].upper(), head, status["api"])
+    lines = [line for parts in (summary, *map(_model, status["models"])) for line in _spaced(parts, width)]
+    lines += ["", *_table(status, names, width)]
     text = "\n".join(map(printable, lines))
-    return f"{text}\n\n{_folded(status['warnings'], status['nodes'])}" if status["warnings"] else text
+    if not status["warnings"]:
+        return text
+    told = _folded(status["warnings"], status["nodes"]).split("\n")
+    return "\n".join([text, "", *(_wrapped(line, width) for line in told)])
 
 
 def findings(warnings: list[Json], nodes: Iterable[Json] = ()) -> str:
@@ -68,16 +73,17 @@ def _folded(warnings: list[Json], nodes: Iterable[Json]) -> str:
     return "\n".join([*([findings(told, nodes)] if told else []), *([more] if codes else [])])
 
 
-def _model(model: Json) -> str:
+def _model(model: Json) -> Sequence[str]:
     if model["state"] == "refused" or not model["rings"]:
-        return _spaced(model["id"], model["state"])
-    return _spaced(
+        return (model["id"], model["state"])
+    return (
         model["id"],
         "" if model["state"] == "ready" else model["state"],
         shown(_layers_on_nodes, model),
         f"context {shown(lambda each: context_length(each['context']), model)}",
         shown(requests, model),
         f"{shown(lambda each: format(each['tokens_per_second'], '.1f'), model)} tok/s",
+        shown(_prompts, model),
         shown(_guesses, model),
         shown(_gain, model),
     )
@@ -93,12 +99,19 @@ def requests(model: Json) -> str:
     return f"{model['requests']['running']} running, {model['requests']['queued']} queued"
 
 
+def _prompts(model: Json) -> str:
+    prompts = model.get("prompts")
+    if not (prompts and prompts["tokens"]):
+        return ""
+    return PromptProgress(prompts["done"], prompts["tokens"]).told(prompts["tokens_per_second"])
+
+
 def _guesses(model: Json) -> str:
     guesses = [ring["guesses"] for ring in model["rings"]]
     made, right = (sum(each[name] for each in guesses) for name in ("made", "right"))
     named = {ring["draft"] for ring in model["rings"] if ring["draft"]}
     drafts = ", ".join(sorted(" (MTP layer)" if each == model["id"] else f" (draft {each})" for each in named))
-    return f"{right / made:.0%} of guesses right{drafts}" if made else ""
+    return f"{100 * right / made:.0f} % of guesses right{drafts}" if made else ""
 
 
 def _gain(model: Json) -> str:
@@ -129,6 +142,11 @@ def _table(status: Json, names: dict[str, str], width: int | None) -> list[str]:
     while width and max(map(len, lines)) > width and (spare := [name for name in _SPARE if name in rows[0]]):
         gone = rows[0].index(spare[0])
         rows = [row[:gone] + row[gone + 1 :] for row in rows]
+        lines = aligned(rows)
+    if width and max(map(len, lines)) > width:
+        at = rows[0].index("MEMORY")
+        for row, node in zip(rows[1:], here, strict=False):
+            row[at] = shown(_memory_in_short, node)
         lines = aligned(rows)
     column = lines[0].index("STATE")
     version = here[0].get("version", "") if here else ""
@@ -181,6 +199,13 @@ def _memory(node: Json) -> str:
     return format_share(memory["used"], memory["usable"]) if memory["usable"] else format_bytes(memory["used"])
 
 
+def _memory_in_short(node: Json) -> str:
+    """All that is set aside or kept, of what is usable."""
+    memory = node["memory"]
+    taken = memory["weights"] + memory["kv"] + memory.get("kept", 0) if memory["kv"] else memory["used"]
+    return format_share(taken, memory["usable"]) if memory["usable"] else format_bytes(taken)
+
+
 def _link(node: Json, names: dict[str, str]) -> str:
     link = node["link"]
     return " ".join(filter(None, (names.get(link["to"], link["to"]), link["kind"], link["interface"]))) if link else "-"
@@ -195,14 +220,14 @@ def _progress(node: Json) -> str:
     """How far the load has come that takes longest; without one, when the node was seen."""
     if not (loads := node.get("loads", [])):
         seconds = node["last_seen_s"]
-        if seconds < 3:  # heartbeats come twice a second
+        if seconds < 3:  # as long as heartbeats come
             return "now"
         if seconds < 120:
             return f"{seconds:.0f} s ago"
         return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
     load: Json = min(loads, key=lambda load: load["progress"])
     left = f", {format_duration(load['seconds_left'])} left" if load.get("seconds_left") is not None else ""
-    return f"{load['progress']:.0%}".replace("%", " %") + left
+    return f"{100 * load['progress']:.0f} %{left}"
 
 
 def context_length(count: int) -> str:
@@ -210,10 +235,21 @@ def context_length(count: int) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _spaced(*parts: str) -> str:
-    return "   ".join(filter(None, parts))
+def _spaced(parts: Iterable[str], width: int | None) -> list[str]:
+    """The parts in a line, or in several that are no longer than the terminal is wide."""
+    lines = [""]
+    for part in filter(None, parts):
+        longer = f"{lines[-1]}   {part}" if lines[-1] else part
+        if lines[-1] and width and len(longer) > width:
+            lines.append(f"  {part}")
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def _wrapped(text: str, width: int | None) -> str:
+    return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) if width else text

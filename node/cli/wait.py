@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote
 
-from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, Refused, StatusFailed
+from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, Refused, StatusFailed, Untrusted
 from node.cli.table import node_names
-from node.core.errors import NoCapacity, error_from
+from node.core.errors import ModelNotFound, NoCapacity, error_from
 from node.core.usage import nearest
+from node.core.warning_codes import Code
 
 POLL_S = 0.25
 SETTLED_S = 10.0
-"""Time for which a refusal has to last before nothing more is waited for: nodes that have just started may be about to join."""
+"""Time in which nodes that are started together have found each other: until then a refusal may pass."""
 ABSENT = ("suspect", "failed", "left", "refused")
 """States of nodes that do not count as here."""
 
@@ -24,6 +25,7 @@ def wait(
     timeout: float,
     report: Callable[[str], None],
     refused: Callable[[Json], str] = lambda _: "",
+    patience: Callable[[Json], float] = lambda _: SETTLED_S,
     *,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
@@ -31,24 +33,24 @@ def wait(
     """Wait until `missing(status)` is empty. Returns an empty text, or at the timeout (seconds) the text of `missing`.
 
     `report` is called with each change, and with an empty text at the end. A node that does not answer counts as
-    missing: scripts start with `node & cluster wait`. Raises KeyRefused, and Refused with `refused(status)` once that has been
-    there for SETTLED_S: to wait does not help.
+    missing: scripts start with `node & cluster wait`. Raises KeyRefused, Untrusted, and Refused with `refused(status)` once that has been
+    there for `patience(status)` seconds: to wait does not help.
     """
     deadline = clock() + timeout
-    reported, open_at = None, clock()
+    reported, open_at, patient_s = None, clock(), SETTLED_S
     while True:
         left = deadline - clock()
         why = ""
         try:
             status = api.status(timeout=max(0.1, min(TIMEOUT_S, left)))
-            lack, why = missing(status), refused(status)
-        except KeyRefused:
+            lack, why, patient_s = missing(status), refused(status), patience(status)
+        except (KeyRefused, Untrusted):
             raise
         except StatusFailed as error:
             lack = str(error).rstrip(".")
         if not why:
             open_at = clock()
-        elif lack and clock() - open_at >= SETTLED_S:
+        elif lack and clock() - open_at >= patient_s:
             report("")
             raise Refused(why)
         if lack and lack != reported:
@@ -77,13 +79,12 @@ class Target(NamedTuple):
             return "no head is elected yet"
         states = {model["id"]: model["state"] for model in status["models"]}
         if self.model is not None:
-            states = {
-                self.model: states.get(self.model, f"not wanted by this cluster ({', '.join(states) or 'no model'} is)")
-            }
+            wanted = ", ".join(sorted(states)) or "no model"
+            states = {self.model: states.get(self.model, f"not wanted by this cluster ({wanted} is)")}
         lacking = [f"{model} is {state}" for model, state in states.items() if state != "ready"]
         if not lacking and self.model is None and status["state"] not in ("ready", "idle"):
             lacking = [f"the cluster is {status['state']}"]
-        return "; ".join(lacking + reasons(status)) if lacking else ""
+        return with_reason(lacking, status, self.model)
 
     def refused(self, status: Json) -> str:
         """Why what is missing will not come by itself, as far as the cluster knows; empty if it may."""
@@ -145,18 +146,57 @@ def unknown(api: Api, name: str) -> str:
     return f"There is no model {name!r} here. {hint}"
 
 
+def check_name(api: Api, name: str) -> None:
+    """Raises StatusFailed if a name can be of no model: before a person has typed what would be for it."""
+    try:
+        api.ask("GET", f"/v1/models/{quote(name, safe='')}", timeout=TIMEOUT_S)
+    except Refused as error:
+        if error.why == ModelNotFound.code and (why := unknown(api, name)):
+            raise StatusFailed(why) from error
+
+
 def _plain(name: str) -> str:
     """Short names may be written with other separators, and as in Ollama's lists."""
     return re.sub(r"[-_:\s]", "", name.lower())
 
 
-def reasons(status: Json) -> list[str]:
-    """Why models are not ready: errors, and loads with their progress."""
-    return [
-        f"{warning['text']} {warning['hint']}".strip(" .")
-        for warning in status["warnings"]
-        if warning["severity"] == "error" or warning["code"] == "loading"
-    ]
+def until_settled(status: Json) -> float:
+    """Seconds for which a refusal may still pass: none once the youngest node has been there for SETTLED_S, by its clock and
+    this machine's. One for want of memory keeps all of them, as a further node may just be about to join.
+    """
+    if any((model.get("error") or {}).get("code") == NoCapacity.code for model in status["models"]):
+        return SETTLED_S
+    now = time.time()  # also for a node of an older version, which does not say since when it has run
+    started = [node.get("started_at", now) for node in status["nodes"] if node["state"] not in ABSENT]
+    return min(SETTLED_S, max(0.0, SETTLED_S - now + max(started, default=now)))
+
+
+def with_reason(lacking: list[str], status: Json, model: str | None = None) -> str:
+    """What is lacking, and the errors that are why; without errors, instead of what is loading, the load that takes longest.
+
+    `model`: leave out what is said of others alone.
+    """
+    others = {each["id"] for each in status["models"]} - {model} if model else set()
+    about = [each for each in status["warnings"] if not others & (words := _words(_said(each))) or model in words]
+    errors = [_said(each) for each in about if each["severity"] == "error"]
+    loads = [each for each in about if each["code"] == Code.LOADING]
+    if not lacking or errors or not loads:
+        return "; ".join(lacking + errors) if lacking else ""
+    shares = {
+        node["id"]: min((each["progress"] for each in node.get("loads", ())), default=1.0) for node in status["nodes"]
+    }
+    last = min(loads, key=lambda each: shares.get(each["node"], 1.0))
+    count = len({each["node"] for each in loads}) - 1
+    more = f" (and {count} more {'node' if count == 1 else 'nodes'})" if count else ""
+    return "; ".join([*(each for each in lacking if not each.endswith(" is loading")), f"{_said(last)}{more}"])
+
+
+def _said(warning: Json) -> str:
+    return f"{warning['text']} {warning['hint']}".strip(" .")
+
+
+def _words(text: str) -> set[str]:
+    return {word.strip(".,:;()`'") for word in text.split()}
 
 
 def in_memory(status: Json, model: str) -> str:

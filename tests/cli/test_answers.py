@@ -143,6 +143,8 @@ def test_run_sends_pictures(node, tmp_path, capsys):
     assert node.bodies[0]["messages"] == [{"role": "user", "content": asked("What is it?", PICTURE, PICTURE)}]
     assert main(["run", "demo", "Hi", "--image", str(tmp_path / "none.png"), "--api", node.url]) == 1
     assert "none.png can't be read: No such file or directory." in capsys.readouterr().err
+    assert main(["run", "demo", "Hi", "--image", "/dev/zero", "--api", node.url]) == 1
+    assert "/dev/zero is no picture that a node takes: it has more than 20,971,520 bytes." in capsys.readouterr().err
 
 
 def test_chat_shows_a_picture_with_the_next_text(node, tmp_path, capsys):
@@ -292,3 +294,15 @@ def test_chat_without_a_model_names_those_that_there_are(node, ready, capsys):
     node.answers = [ready | {"models": []}, {"data": [{"id": "a"}, {"id": "b"}]}]
     assert main(["chat", "--api", node.url]) == 1
     assert capsys.readouterr().err == "cluster: No model is loaded. Name one. There are a, b.\n"
+
+
+def test_a_chat_with_a_name_of_no_model_ends_before_a_text_is_typed(node, capsys, monkeypatch):
+    no = (404, json.dumps({"error": {"code": "model_not_found", "message": "No."}}).encode())
+    node.by_path = {"/cluster/models": {"models": [{"id": "pippin-demo", "short_names": []}], "short_names": {}}}
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
+    node.answers = [no]
+    assert main(["chat", "pippin-dmo", "--api", node.url]) == 1
+    assert capsys.readouterr() == ("", "cluster: There is no model 'pippin-dmo' here. Did you mean pippin-demo?\n")
+    node.answers = [no, HELLO]
+    assert main(["chat", "org/on-the-hub", "--api", node.url]) == 0
+    assert node.bodies[-1]["model"] == "org/on-the-hub"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from node.cli.__main__ import main
+from node.cli.commands import cluster
 from node.cli.completion import SCRIPTS
 from tests.conftest import BIN
 
@@ -103,6 +104,27 @@ def test_it_is_not_among_the_commands(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     assert "complete " not in capsys.readouterr().out
+
+
+def test_help_shows_each_command_under_one_heading_by_name():
+    shown = [name for names in cluster.sections.values() for name in names]
+    assert sorted(shown) == sorted(name for name, command in cluster.commands.items() if not command.hidden)
+    assert all(names == sorted(names) for names in cluster.sections.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ([], ["Answers:", "  chat ", "Models:", "  load ", "  rm ", "The cluster:", "  drain ", "  status "]),
+        (["service"], ["Commands:", "  install ", "  logs ", "  status ", "  uninstall "]),
+    ],
+)
+def test_help_of_commands(words, lines, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "--help"])
+    said = capsys.readouterr().out
+    at = [said.index(f"\n{line}") for line in lines]
+    assert at == sorted(at)
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)

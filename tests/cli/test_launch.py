@@ -209,6 +209,14 @@ def test_a_program_that_is_not_installed(node, ready, home, capsys, program):
     assert err == f"cluster: {program} is not on the PATH. Install it: {PROGRAMS[program].install}\n"
 
 
+def test_a_program_that_is_installed_by_half(node, ready, home, capsys):
+    (home / "bin" / "claude").write_text("echo Run install.cjs first.\n")
+    node.answers = [ready, FOUND]
+    assert main(["launch", "claude", "--api", node.url]) == 1
+    told = f"{home / 'bin' / 'claude'} can't be started (Exec format error). Install it again: {PROGRAMS['claude'].install}"
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_settings_can_be_pasted_into_a_shell(node, ready, launched, home, capsys, program):
     assert main(["launch", program, "--config", "--api", node.url, "--", "two words"]) == 0

@@ -49,14 +49,19 @@ def test_the_loaded_models(node, models, status, capsys):
 
 def test_a_model_that_could_not_be_loaded_is_shown_with_the_reason(node, models, status, capsys):
     model = {**status["models"][0], "id": "org/m", "state": "refused", "rings": [], "context": 0}
-    why = {"code": "model-refused", "severity": "error", "text": "mini-3 could not load it: No.", "hint": "Try again."}
+    why = {
+        "code": "model-refused",
+        "severity": "error",
+        "text": "mini-3 could not load org/m: No.",
+        "hint": "Try again.",
+    }
     status["models"].append(model)
     status["warnings"].append(why | {"node": ""})
     node.answers = [status, models]
     assert main(["ps", "--api", node.url]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[2].split()[:4] == ["org/m", "refused", "-", "-"]
-    assert out.endswith("\n\n! model-refused  mini-3 could not load it: No. Try again.\n")
+    assert out.endswith("\n\n! model-refused  mini-3 could not load org/m: No. Try again.\n")
 
 
 def test_a_ring_that_another_one_replaces_is_marked(node, models, status, capsys):

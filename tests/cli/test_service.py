@@ -29,6 +29,17 @@ print)
   printf 'system/pippin = {{\\n\\tactive count = 1\\n\\tstate = running\\n\\n\\tpid = 512\\n\\tlast exit code = 0\\n}}\\n' ;;
 esac
 """
+BUSY_LAUNCHCTL = """
+case $1 in
+bootstrap)
+  [ -e {loaded}.tried ] || {{ touch {loaded}.tried; echo 'Bootstrap failed: 5: Input/output error'; exit 5; }}
+  echo 512 > {loaded}; echo 'Bootstrap failed: 37: Operation already in progress'; exit 37 ;;
+bootout) touch {loaded}.ends; echo 'Boot-out failed: 36: Operation now in progress'; exit 36 ;;
+print)
+  [ -e {loaded} ] || exit 113
+  [ ! -e {loaded}.ends ] || rm {loaded} {loaded}.ends ;;
+esac
+"""
 SYSTEMCTL = """
 case $*:$([ -e {loaded} ] && echo active) in
 "enable --now pippin:"*) echo 512 > {loaded} ;;
@@ -304,6 +315,20 @@ def test_a_services_file_is_read_again(manager: Manager) -> None:
             manager.read(other)
 
 
+@pytest.mark.parametrize("machine", [LAUNCHD], indirect=True)
+def test_a_node_that_ends_while_launchd_goes_on_is_replaced_and_removed(machine: Machine, config: Path) -> None:
+    machine.program("launchctl", BUSY_LAUNCHCTL)
+    machine.loaded.touch()
+    assert main(["service", "install", "--user", me(), "--config", str(config)]) == 0
+    enable, bootstrap = (" ".join(each) for each in machine.manager.start)
+    bootout = " ".join(machine.manager.stop)
+    assert machine.changes() == [bootout, enable, bootstrap, bootstrap]
+    assert machine.loaded.exists()
+    assert main(["service", "uninstall"]) == 0
+    assert machine.changes() == [bootout]
+    assert not machine.manager.file.exists()
+
+
 def test_install_says_where_the_hubs_models_and_token_are(
     machine: Machine, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,7 +359,7 @@ def test_uninstall_lists_what_stays(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / "home"
-    for path in (".pippin", "data", ".cache/huggingface/hub", "Library/Logs", ".config/pippin"):
+    for path in (".pippin", "data", ".cache/huggingface/hub", ".cache/pippin", "Library/Logs", ".config/pippin"):
         (home / path).mkdir(parents=True)
     options, log = home / ".config" / "pippin" / "config.toml", home / "Library" / "Logs" / "pippin.log.1"
     log.touch()
@@ -345,11 +370,11 @@ def test_uninstall_lists_what_stays(
         assert main(["service", "uninstall"]) == 0
         return [line.split("   ")[0].strip() for line in capsys.readouterr().out.splitlines()]
 
-    hub = home / ".cache" / "huggingface" / "hub"
+    last = [str(home / ".cache" / "huggingface" / "hub"), str(home / ".cache" / "pippin")]
     logs = [str(log)] if machine.manager.log_files else []
-    assert uninstall() == ["The service is gone.", "Still there:", str(home / ".pippin"), *logs, str(hub)]
+    assert uninstall() == ["The service is gone.", "Still there:", str(home / ".pippin"), *logs, *last]
     options.write_text('data-dir = "~/data"\n')
-    assert uninstall()[2:] == [str(home / "data"), str(options), *logs, str(hub)]
+    assert uninstall()[2:] == [str(home / "data"), str(options), *logs, *last]
     shutil.rmtree(home)
     assert uninstall() == ["The service is gone."]
     machine.manager.file.write_text("of another version")

@@ -50,11 +50,16 @@ def test_model_line(status, change, text):
     assert render(status).splitlines()[1] == text
 
 
+def test_how_far_a_long_prompt_is(status):
+    status["models"][0]["prompts"] = {"tokens": 4595, "done": 1280, "tokens_per_second": 21.0}
+    assert render(status).splitlines()[1].endswith("   prompt: 1280 of 4595 tokens, 21.0 tokens/s, 3 min left")
+
+
 def test_right_guesses_of_all_rings(status):
     status["models"][0]["rings"] = [ring("a1", 90, 70), ring("b2", 10, 10)]
-    assert render(status).splitlines()[1].endswith("21.4 tok/s   80% of guesses right")
+    assert render(status).splitlines()[1].endswith("21.4 tok/s   80 % of guesses right")
     status["models"][0]["rings"] = [ring("a1", 10, 8, "small"), ring("b2", draft="small")]
-    assert render(status).splitlines()[1].endswith("80% of guesses right (draft small)")
+    assert render(status).splitlines()[1].endswith("80 % of guesses right (draft small)")
 
 
 def test_why_two_nodes_have_a_model_that_fits_on_one(status):
@@ -92,10 +97,23 @@ def test_layers_that_are_kept_are_one_number_however_many_ranges_they_are_in(sta
 @pytest.mark.parametrize(
     ("width", "last"), [(200, "BANDWIDTH SEEN"), (115, "RTT SEEN"), (104, "NEXT SEEN"), (80, "MEMORY SEEN"), (40, "")]
 )
-def test_the_table_fits_the_terminal(status, width, last):
-    table = render(status, width).splitlines()[3:8]
-    assert max(map(len, table)) <= width
-    assert " ".join(table[0].split()).endswith(last)
+def test_the_status_fits_the_terminal(status, width, last):
+    lines = render(status, width).splitlines()
+    assert max(map(len, lines)) <= width
+    columns = next(line for line in lines if line.startswith("NODE"))
+    assert " ".join(columns.split()).endswith(last)
+    joined = " ".join(" ".join(lines).split())
+    assert all(f"! {each['code']} {' '.join(each['text'].split())}" in joined for each in status["warnings"][:1])
+
+
+def test_a_narrow_terminal_has_memory_in_short_before_a_time_is_cut(status):
+    for node in status["nodes"]:
+        node["last_seen_s"], node["loads"] = 60, []
+        node["memory"]["kept"] = 2 * 10**9
+    lines = render(status, 72).splitlines()
+    rows = [line for line in lines if line.startswith("mini-") and "not joined" not in line]
+    assert all(line.endswith("60 s ago") for line in rows)
+    assert "13.6 of 16.0 GB" in rows[0]
 
 
 def test_nodes_of_one_name_show_their_ids(status):

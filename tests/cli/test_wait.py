@@ -1,12 +1,13 @@
 import copy
 import json
+import time
 
 import pytest
 
 from node.cli.__main__ import main
 from node.cli.client import KeyRefused, NoNode, Refused, StatusFailed
 from node.cli.terminal import CLEAR_LINE, REPEAT_S, LogPace
-from node.cli.wait import POLL_S, SETTLED_S, Target, model_id, wait
+from node.cli.wait import POLL_S, SETTLED_S, Target, model_id, until_settled, wait
 
 
 class FakeApi:
@@ -51,13 +52,31 @@ def test_waits_for_a_node_to_start_and_load(status):
     lack, told, took = run(api)
     assert (lack, took) == ("", 0.75)
     assert told[0] == "waiting: No node answers"
-    assert told[1].startswith("waiting: mlx-community/Qwen3-32B-4bit is loading; mini-3 has fetched 58 % of")
+    assert told[1].startswith(
+        "waiting: mini-3 has fetched 58 % of layers 44-63 of mlx-community/Qwen3-32B-4bit: 1.4 of"
+    )
     assert told[2:] == [""]
+
+
+def test_of_several_loads_the_one_that_takes_longest_is_told(status):
+    model, (first, _, last, *_) = "mlx-community/Qwen3-32B-4bit", status["nodes"]
+    first["loads"] = [last["loads"][0] | {"progress": 0.99}]
+    load = {"severity": "info", "code": "loading", "hint": ""}
+    ours, theirs = (load | {"node": node["id"], "text": f"{node['name']} has loaded a part."} for node in (first, last))
+    status["warnings"] = [ours, theirs]
+    assert Target().missing(status) == "mini-3 has loaded a part (and 1 more node)"
+    status["models"][0]["state"] = "failed"
+    assert Target().missing(status) == f"{model} is failed; mini-3 has loaded a part (and 1 more node)"
+    status["warnings"] = [
+        ours,
+        {"severity": "error", "code": "disk-full", "text": "mini-3 is full.", "hint": "Free some."},
+    ]
+    assert Target().missing(status) == f"{model} is failed; mini-3 is full. Free some"
 
 
 def test_time_is_up(status):
     lack, told, took = run(FakeApi(status))
-    assert lack.startswith("mlx-community/Qwen3-32B-4bit is loading")
+    assert lack.startswith("mini-3 has fetched 58 % of layers 44-63 of mlx-community/Qwen3-32B-4bit")
     assert told[-1] == ""
     assert 9.5 < took <= 10.0
 
@@ -111,6 +130,27 @@ def test_the_commands_end_with_the_refusal(node, status, capsys, monkeypatch):
     assert capsys.readouterr().err.endswith("cluster: It is damaged. Fetch it again.\n")
 
 
+def test_a_refusal_by_nodes_that_are_long_there_ends_the_wait_at_once(node, status, capsys):
+    node.answers = [refused(status, "model_broken")]
+    assert main(["wait", "--api", node.url]) == 1
+    assert node.paths == ["/cluster/status"]
+    assert capsys.readouterr().err.endswith("cluster: It is damaged. Fetch it again.\n")
+
+
+def test_others_may_be_about_to_join_a_node_that_has_just_started(status):
+    no, now = refused(status, "model_broken"), time.time()
+    assert until_settled(no) == 0
+    no["nodes"][1]["started_at"] = now - 4
+    assert 5 < until_settled(no) <= 6
+    no["nodes"][1]["started_at"] = now + 99
+    assert until_settled(no) == SETTLED_S, "its clock is ahead"
+    no["nodes"][1]["state"] = "failed"
+    assert until_settled(no) == 0
+    del no["nodes"][0]["started_at"]
+    assert until_settled(no) > 9, "an older node does not say"
+    assert until_settled(refused(status, "no_capacity")) == SETTLED_S, "a node may bring memory at any time"
+
+
 def test_no_request_outlives_the_deadline(status):
     api = FakeApi(StatusFailed("mute"))
     run(api, timeout=6.0)
@@ -156,6 +196,22 @@ def test_another_model_does_not_matter(ready):
     assert Target().missing(ready) == "big is refused; big needs 90 GB. Add a Mac"
 
 
+def test_the_reasons_are_those_of_the_model_that_is_named(status):
+    broken = "mini-1 could not load layers 0-7 of org/broken: It is damaged."
+    status["models"].append(status["models"][0] | {"id": "org/broken", "state": "failed"})
+    status["warnings"] += [
+        {"code": "load-failed", "severity": "error", "text": broken, "hint": ""},
+        {"code": "node-failed", "severity": "error", "text": "mini-9 is gone.", "hint": ""},
+    ]
+    lacks = {name: Target(model=name).missing(status) for name in ("org/broken", status["models"][0]["id"])}
+    assert lacks["org/broken"] == f"org/broken is failed; {broken.strip('.')}; mini-9 is gone"
+    qwen = status["models"][0]["id"]
+    assert lacks[qwen] == f"{qwen} is loading; mini-9 is gone"
+    status["warnings"] = [each for each in status["warnings"] if each["severity"] != "error"]
+    assert Target(model=qwen).missing(status).startswith("mini-3 has fetched 58 %")
+    assert Target(model="org/broken").missing(status) == "org/broken is failed"
+
+
 def test_degraded_by_a_lost_replica_is_not_ready(ready):
     assert Target().missing(ready | {"state": "degraded"}) == "the cluster is degraded"
 
@@ -163,13 +219,13 @@ def test_degraded_by_a_lost_replica_is_not_ready(ready):
 def test_a_log_is_told_of_progress_now_and_then():
     now = [100.0]
     pace = LogPace(lambda: now[0])
-    fetching = "waiting: m is loading; a has fetched {} % of layers 0-7 of m: {}, 2.5 MB/s, {} left".format
+    fetching = "waiting: a has fetched {} % of layers 0-7 of m: {}, 2.5 MB/s, {} left".format
     assert pace.takes(fetching(1, "0.1 of 3.9 GB", "99 s"))
     assert not pace.takes(fetching(1, "0.1 of 3.9 GB", "99 s"))
     assert not pace.takes(fetching(2, "900 of 930 MB", "2 min"))
     now[0] += REPEAT_S
     assert pace.takes(fetching(3, "0.2 of 3.9 GB", "88 s"))
-    assert pace.takes("waiting: m is loading; a has loaded 3 % of layers 0-7 of m")
+    assert pace.takes("waiting: a has loaded 3 % of layers 0-7 of m")
 
 
 def test_a_key_that_is_missing_is_told_at_once():
