@@ -2,6 +2,7 @@
 ended by their pid.
 """
 
+import atexit
 import contextlib
 import functools
 import http.client
@@ -343,7 +344,9 @@ def chat_body(content: Any, **body: Any) -> dict[str, Any]:
 
 @functools.cache
 def _preloaded() -> Preloaded:
-    return Preloaded()
+    preloaded = Preloaded()
+    atexit.register(preloaded.close)
+    return preloaded
 
 
 @contextlib.contextmanager

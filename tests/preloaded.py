@@ -28,7 +28,8 @@ class Preloaded:
         """`prefix` runs it elsewhere, such as in another network namespace."""
         self._lock = threading.Lock()
         # The hub's client reads these when it is imported: no test that starts a node so uses the hub.
-        hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": tempfile.mkdtemp(prefix="pippin-no-hub-")}
+        self._home = tempfile.TemporaryDirectory(prefix="pippin-no-hub-")
+        hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": self._home.name}
         self._process = subprocess.Popen(
             [*prefix, sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -45,7 +46,7 @@ class Preloaded:
 
     def close(self) -> None:
         assert self._process.stdin
-        with self._process:  # closes its pipes and waits for its end
+        with self._home, self._process:  # closes its pipes and waits for its end
             self._process.stdin.close()
 
     def ask(self, request: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """One node, and three that split the model: the same text as stock mlx-lm, through any node's port."""
 
+import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,23 @@ def test_one_node_gives_stock_text(one: Node, stock: dict[str, str]) -> None:
     assert one.streamed("Hello") == stock["Hello"]
     for content, max_tokens in PROMPTS.items():
         assert one.chat(content, max_tokens=max_tokens).text == stock[content]
+
+
+def test_dozens_of_tools_change_no_answer_of_the_built_in_model(one: Node, stock: dict[str, str]) -> None:
+    """Open WebUI sends so many in each chat, five times as long as the model's context."""
+    told = {"description": "Searches, and explains at length how. " * 20, "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": {"name": f"search_{number}", **told}} for number in range(36)]
+    for content in ("Hello", "What is the capital of France?"):
+        answer = one.chat(content, max_tokens=PROMPTS[content], tools=tools)
+        assert answer.text == stock[content]
+        assert answer.json["usage"]["prompt_tokens"] < 30
+    whole = one.chat("Hello", tools=tools, chat_template_kwargs={"all_tools": True})
+    assert (whole.status, whole.error["code"]) == (400, "context_length_exceeded")
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    weather = {"name": "get_weather", "description": "Get the weather.", "parameters": city}
+    answer = one.chat("What is the weather in Paris?", tools=[*tools, {"type": "function", "function": weather}])
+    (call,) = answer.json["choices"][0]["message"]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("get_weather", {"city": "Paris"})
 
 
 def test_three_nodes_split_the_model(three: Cluster) -> None:

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +17,14 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from PIL import Image
 from transformers import AutoTokenizer
+from transformers.models.llama4.processing_llama4 import Llama4Processor
 
 from node.core.pictures import Picture
 from node.model.config import read_config, read_picture_form
+from node.model.picture_form import PictureForm
+from node.text.picture_job import decoded
 from tests.conftest import Cluster, Node, running_cluster
-from tests.engine.vlm import given_pictures, make_model, whole
+from tests.engine.vlm import given_pictures, logits, make_model, whole
 
 pytestmark = pytest.mark.slow
 
@@ -50,28 +53,62 @@ class Model:
         assert form
         taken = []
         for picture in pictures:
-            size = form.size(*picture.size)
-            taken.append(Picture(*size, picture.resize(size, form.resample).tobytes()))
+            shown = decoded(filed(picture), form)
+            taken.append(Picture(*shown.size, shown.tobytes()))
         content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": QUESTION}]
         chat = [{"role": "user", "content": content}]
         rendered = hf.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        mark = "<|image_pad|>" if form.in_axes else "[IMG]"
-        for picture in taken:
-            rows, columns = form.grid(picture.width, picture.height)
-            row, joint, end = "\0" * columns, "" if form.in_axes else "[IMG_BREAK]", "" if form.in_axes else "[IMG_END]"
-            rendered = rendered.replace(mark, joint.join([row] * rows) + end, 1)
-        tokens = hf.encode(rendered.replace("\0", mark), add_special_tokens=False)
+        tokens = hf.encode(laid_out(rendered, form, taken), add_special_tokens=False)
         pixels, more = given_pictures(form, taken)
         cache = make_prompt_cache(self.whole.language_model)
-        logits = self.whole(mx.array([tokens]), pixels, None, cache=cache, **more).logits
+        after = logits(self.whole, tokens, pixels, more, cache)
         ends, found = {*([config["eos_token_id"]])}, list[int]()
-        while len(found) < TOKENS and (token := int(logits[0, -1].argmax())) not in ends:
+        while len(found) < TOKENS and (token := int(after[0, -1].argmax())) not in ends:
             found.append(token)
-            logits = self.whole.language_model(mx.array([[token]]), cache=cache).logits
-        return str(hf.decode(found, skip_special_tokens=True))
+            after = self.whole.language_model(mx.array([[token]]), cache=cache).logits
+        return whole_characters(hf.decode(found, skip_special_tokens=True))
 
 
-@pytest.fixture(scope="module", params=["tiny-mistral3", "tiny-qwen2.5-vl"])
+def whole_characters(text: str) -> str:
+    """An answer ends with one, also where its last token is a part of one."""
+    return text.rstrip("\ufffd")
+
+
+def laid_out(rendered: str, form: PictureForm, pictures: Sequence[Picture]) -> str:
+    """A rendered chat with the places of its pictures, as the family's processor has them."""
+    grids = [form.grid(picture.width, picture.height) for picture in pictures]
+    if form.sizing == "fill":
+        mark = place = "<|image|>"
+        shown = [f"<|image>{place * rows * columns}<image|>" for rows, columns in grids]
+    elif form.sizing == "square":
+        mark, place = "<start_of_image>", "<image_soft_token>"
+        shown = [f"\n\n{mark}{place * rows * columns}<end_of_image>\n\n" for rows, columns in grids]
+    elif form.sizing == "tiles":
+        mark, tiles = "<|image|>", [form.tiles(picture.width, picture.height) for picture in pictures]
+        counts = [(max(1, len(rows) - 1), len(rows[0])) for rows in tiles]
+        shown = [Llama4Processor._prompt_split_image(None, count, (form.tile // form.cell) ** 2) for count in counts]
+    elif form.in_axes:
+        mark = place = "<|image_pad|>"
+        shown = [place * rows * columns for rows, columns in grids]
+    else:
+        mark = place = "[IMG]"
+        shown = ["[IMG_BREAK]".join([place * columns] * rows) + "[IMG_END]" for rows, columns in grids]
+    texts = rendered.split(mark)
+    return texts[0] + "".join(each + text for each, text in zip(shown, texts[1:], strict=True))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "tiny-mistral3",
+        "tiny-qwen2.5-vl",
+        "tiny-gemma3",
+        "tiny-gemma4",
+        "tiny-qwen3.5",
+        "tiny-qwen3-vl",
+        "tiny-llama4",
+    ],
+)
 def model(request: Any, tmp_path_factory: Any) -> Model:
     return Model(make_model(request.param, tmp_path_factory.mktemp("models") / request.param))
 
@@ -90,10 +127,14 @@ def drawn(seed: int, size: tuple[int, int] = (52, 30)) -> Image.Image:
     return Image.frombytes("RGB", size, random.Random(seed).randbytes(3 * size[0] * size[1]))
 
 
-def part(picture: Image.Image) -> dict[str, Any]:
+def filed(picture: Image.Image) -> bytes:
     file = io.BytesIO()
     picture.save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return file.getvalue()
+
+
+def part(picture: Image.Image) -> dict[str, Any]:
+    url = f"data:image/png;base64,{base64.b64encode(filed(picture)).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -122,13 +163,15 @@ def test_answers_are_those_of_the_whole_model(three: Cluster, model: Model) -> N
     for pictures in ((one,), (other,), (one, other), (other, one)):
         expected = model.answer(*pictures)
         for node in three.nodes:
-            assert text(chat(node, model, user(asked(*pictures)))) == expected
+            assert whole_characters(text(chat(node, model, user(asked(*pictures))))) == expected
     assert model.answer(one) != model.answer(other)
 
 
 def test_the_next_turn_takes_the_picture_from_the_prefix(three: Cluster, model: Model, tmp_path: Path) -> None:
     node, picture = three.nodes[1], drawn(3, (64, 48))
-    first = chat(node, model, user(asked(picture)), max_tokens=8)
+    # KV that can't be cut is taken whole or not at all, and texts of random models have other tokens when read again.
+    tokens = 8 if model.id in ("tiny-mistral3", "tiny-qwen2.5-vl", "tiny-qwen3-vl") else 1
+    first = chat(node, model, user(asked(picture)), max_tokens=tokens)
     messages = [*user(asked(picture)), first["choices"][0]["message"], {"role": "user", "content": "And what else?"}]
     second = chat(node, model, messages)
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -139,7 +139,7 @@ def test_the_connections_of_a_node_are_reset(home: Home, place: int) -> None:
     before = len(ring[0].written)
     through(home, lambda: reset_connections(ring[place]))
     assert home.ring() == ring
-    kept = re.findall(r"begins with the KV of (\d+) tokens", ring[0].written[before:])
+    kept = re.findall(r"goes on with the KV of (\d+) tokens", ring[0].written[before:])
     # The first stream has 20 tokens by then. A stage takes back those of which it has not heard that they are right: fewer.
     assert sum(map(int, kept)) > prompt, kept
 

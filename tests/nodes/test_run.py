@@ -76,6 +76,7 @@ def test_three_nodes_share_the_model(tmp_path: Path) -> None:
     with script(tmp_path / "log", "--nodes", "3", "--api-port", "0", PIPPIN_CONFIG=str(config)) as run:
         port = run.says(r"Pippin is ready at http://localhost:(\d+)/v1")[1]
         run.says("Ctrl-C stops it")
+        assert not re.search(r"is loading; node-\d is loading", run.written), "what it waits for is said once"
         assert len(re.findall(rf"{MODEL}: layers (\d)-(\d) on (node-\d)", run.written)) == 3, run.written
         assert ask(run.written)["choices"][0]["message"]["content"]
         assert re.search(rf"^node-1 \| .* API on http://127.0.0.1:{port}/v1$", run.written, re.MULTILINE)

@@ -45,6 +45,9 @@ def test_keys_do_not_travel_in_the_clear(cluster: Cluster, tmp_path: Path) -> No
     assert (code, f"has the SHA-256 {fingerprint}" in said) == (1, True), said
     code, said = asked(node, "", "status")
     assert (code, "--tls-fingerprint" in said) == (1, True), said
+    for fingerprint_given in ("0" * 64, ""):
+        code, said = asked(node, fingerprint_given, "wait")  # at once: the default is ten minutes
+        assert (code, "The certificate of" in said) == (1, True), said
     code, said = asked(node, "", "status", scheme="http")
     assert (code, "If it has a certificate, ask https://" in said) == (1, True), said
     code, said = asked(plain, "", "status")

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -132,6 +133,14 @@ def test_what_is_named_exists(page: Path) -> None:
                 parse(program, words[1:], whole=False)
 
 
+def test_what_is_made_in_the_clone_is_not_committed_by_chance() -> None:
+    pasted = "\n".join(line for page in PAGES for line in lines(page))
+    made = {*re.findall(r"(?:>|-keyout|-out) *([\w.]+)", pasted), "pippin-check.txt", "dist/x.whl"}
+    assert made >= {"secret", "keys", "key.pem", "cert.pem"}
+    ignored = subprocess.run(["git", "check-ignore", *made], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert set(ignored.stdout.split()) == made
+
+
 def test_a_wrong_command_is_seen() -> None:
     for wrong in ("cluster stauts", "node --modle x", "cluster service instal", "pippin cluster rm", "pippin rn m"):
         with pytest.raises(click.UsageError):
@@ -144,4 +153,4 @@ def test_a_wrong_command_is_seen() -> None:
 
 def test_pippins_help_names_all_commands() -> None:
     named = re.findall(r"^  ((?:\w+  )+)", USAGE, re.MULTILINE)
-    assert " ".join(named).split() == [name for name, of in cluster.commands.items() if not of.hidden]
+    assert [line.split() for line in named] == list(cluster.sections.values())

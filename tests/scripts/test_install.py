@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from zipfile import ZipFile
 
 import psutil
 import pytest
@@ -211,6 +212,16 @@ def test_pythons_that_fit(mac: Machine, minor: int, name: str) -> None:
     assert "--require-hashes --no-deps --requirement requirements/run.txt" in locked
     assert own.endswith("--editable .")
     assert mac.installed() == [], "installed already"
+
+
+def test_an_editable_install_is_only_a_path(tmp_path: Path) -> None:
+    """Python would run a program in its place before each command: slowly, and a Ctrl-C there ends in a traceback."""
+    build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = map(ZipFile, tmp_path.glob("*.whl"))
+    with wheel:
+        (own,) = (name for name in wheel.namelist() if ".dist-info/" not in name)
+        assert wheel.read(own).decode().split() == [str(ROOT)]
 
 
 def test_other_systems_are_not_asked_for_macos(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def both_connections() -> None:
             assert webui.chat(name)["choices"][0]["message"]["content"] == HELLO
             legacy = webui.chat(name, session_id="s", params={"function_calling": "legacy"})
             assert legacy["choices"][0]["message"]["content"] == HELLO
+            with_tools = webui.chat(name, session_id="s")
+            assert with_tools["choices"][0]["message"]["content"] == HELLO
         # With a session, as of a browser, Open WebUI sends its own tools.
         for name in (LONG, f"{LONG}:latest"):
             answer = webui.chat(name, session_id="s", max_tokens=8)
