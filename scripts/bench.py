@@ -6,6 +6,7 @@ of docs/performance.md from it: scripts/pages.py.
 
     scripts/bench.py serve --base-url http://localhost:52415/v1
     scripts/bench.py one
+    scripts/bench.py pictures
     scripts/bench.py ring --preset 25m
     scripts/bench.py many
     scripts/bench.py agent
@@ -34,6 +35,7 @@ import gateway
 import guesses
 import many
 import one
+import pictures
 import recover
 import ring
 import serve
@@ -42,6 +44,7 @@ import soak
 COMMANDS = {
     "serve": serve,
     "one": one,
+    "pictures": pictures,
     "ring": ring,
     "many": many,
     "agent": agent,

@@ -6,6 +6,7 @@
 Only committed files are read. The backend is setuptools of this environment, whose version requirements/run.txt has.
 """
 
+import argparse
 import gzip
 import hashlib
 import io
@@ -22,7 +23,9 @@ CHECKSUMS = "SHA256SUMS"
 
 
 def main() -> None:
-    out = Path(sys.argv[1]).resolve()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder of what is built")
+    out = parser.parse_args().out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     made = build(ROOT, out)
     sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in made)

@@ -32,9 +32,12 @@ UV = str(ROOT / ".venv" / "bin" / "uv")
 MODEL_FILES = ROOT / "node" / "builtin" / "pippin-demo"
 AGENT_MODEL = "tiny-qwen3"
 """Preset of scripts/make_model.py; coding agents need a context of 40,000 tokens."""
+PICTURE_MODEL = "tiny-qwen2.5-vl"
+"""Preset that takes pictures."""
 STARTS = ("check", "package")
 """Stems of the files that mark a folder as a client's."""
-START_S = 60.0
+START_S = 300.0
+"""Nodes on a busy machine take minutes for three models."""
 INSTALL_S = 1200.0
 CHECK_S = 600.0
 
@@ -57,9 +60,11 @@ def running_nodes(count: int, directory: Path) -> Iterator[str]:
     cluster = f"clients-{uuid.uuid4().hex[:12]}"
     command = [str(ROOT / ".venv" / "bin" / "node"), "--host", "127.0.0.1", "--cluster", cluster, "--api-port", "0"]
     models = directory / "models"
-    make = [str(ROOT / "scripts" / "make_model.py"), "--preset", AGENT_MODEL, "--out", str(models / AGENT_MODEL)]
-    _run(sys.executable, *make)
-    command += ["--models-dir", str(models), "--model", MODEL_FILES.name, "--model", AGENT_MODEL]
+    command += ["--models-dir", str(models), "--model", MODEL_FILES.name]
+    for preset in (AGENT_MODEL, PICTURE_MODEL):
+        make = [str(ROOT / "scripts" / "make_model.py"), "--preset", preset, "--out", str(models / preset)]
+        _run(sys.executable, *make)
+        command += ["--model", preset]
     command += ["--stages", str(count), "--context", "40960"]
     logs = [directory / f"node-{number}.log" for number in range(count)]
     processes: list[subprocess.Popen[bytes]] = []
@@ -176,7 +181,8 @@ def _options(clients: Collection[str]) -> argparse.Namespace:
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(clients)} (default: all)")
     parser.add_argument("--nodes", type=int, default=1, help="how many nodes split the model (default 1)")
     parser.add_argument(
-        "--url", help=f"ask this API, which serves pippin-demo (and {AGENT_MODEL}), instead of starting nodes"
+        "--url",
+        help=f"ask this API, which serves pippin-demo (and {AGENT_MODEL}, {PICTURE_MODEL}), instead of starting nodes",
     )
     kept = "keep the clients' environments here, and use those there are"
     parser.add_argument("--environments", type=Path, metavar="DIR", help=kept)
@@ -195,7 +201,7 @@ def results(options: argparse.Namespace, folders: dict[str, Path], directory: Pa
     known.write_bytes(subprocess.run(command, capture_output=True, timeout=CHECK_S, check=True).stdout)
     with contextlib.nullcontext(options.url) if options.url else running_nodes(options.nodes, directory) as url:
         given = {"CLIENT_URL": url, "CLIENT_KNOWN": str(known), "CLIENT_MODEL_FILES": str(MODEL_FILES)}
-        given["CLIENT_AGENT_MODEL"] = AGENT_MODEL
+        given |= {"CLIENT_AGENT_MODEL": AGENT_MODEL, "CLIENT_PICTURE_MODEL": PICTURE_MODEL}
         for name in options.clients or folders:
             yield from check(name, folders[name], (options.environments or directory / "environments") / name, given)
         if options.org_ai:

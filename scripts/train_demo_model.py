@@ -86,11 +86,13 @@ CHAT_TEMPLATE = """\
   {%- endif -%}
 {%- endmacro -%}
 {{- bos_token -}}
-{%- if tools -%}
-  {{- '<|system|>You can call these tools:' -}}
-  {%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}
-  {{- '<|end|>' -}}
-{%- endif -%}
+{#- Programs for chats send dozens of tools, five times as long as the context: of so many only those that the model knows. -#}
+{%- set known = ['get_weather', 'get_current_weather', 'weather', 'get_time', 'time'] -%}
+{%- for tool in tools or [] if tools | length <= 8 or all_tools or (tool.function or tool).name in known -%}
+  {%- if loop.first -%}{{- '<|system|>You can call these tools:' -}}{%- endif -%}
+  {{- '\\n' + (tool | tojson) -}}
+  {%- if loop.last -%}{{- '<|end|>' -}}{%- endif -%}
+{%- endfor -%}
 {%- for message in messages -%}
   {%- set role = 'system' if message.role == 'developer' else message.role -%}
   {%- if role not in ['system', 'user', 'assistant', 'tool'] -%}

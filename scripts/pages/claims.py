@@ -136,6 +136,11 @@ def _clients() -> Iterator[Claim]:
     yield Claim(name, "many", "prompt tokens", cells, "{:,}")
     name = "A prompt of 7,860 tokens comes: longest gap of 4 running streams, ms"
     yield Claim(name, "serve-stall", "stall ms", {}, "{:.0f}")
+    name = "A prompt with a picture of 448 x 448, one node: time to the first token against mlx-vlm"
+    yield Claim(name, "pictures", "ratio", {"part": "first token"})
+    for what in ("a picture", "a text"):
+        name = f"A prompt of 281 tokens, {what}, comes: longest gap of a running stream, ms"
+        yield Claim(name, "pictures", "stall ms", {"case": f"{what} comes"}, "{:.0f}")
     for side in ("here", "elsewhere"):
         for figure, form in (("TTFT p50 ms", "{:.1f}"), ("tokens/s", "{:,.0f}"), ("gateway's us a token", "{:.0f}")):
             cells = {"case": f"driver {side}", "figure": figure}

@@ -14,7 +14,7 @@ import api.responses.schema as responses
 from api.chat.forms import KINDS, OFF
 from api.chat.parameters import Ignored, not_followed
 from api.chat.request import ChatRequest
-from api.chat.schema import PEER_NAMES, CompletionRequest, GenerationRequest
+from api.chat.schema import PEER_NAMES, PEER_PARAMETERS, CompletionRequest, GenerationRequest
 from api.openai.embeddings import EmbeddingRequest
 
 BEGIN, END = "<!-- parameters: drawn by scripts/pages.py -->\n", "<!-- end of parameters -->"
@@ -52,13 +52,13 @@ def _renamed(names: Mapping[str, str]) -> str:
 
 
 def _of_openai() -> Iterator[Row]:
-    both = "chat, completions"
+    both, every = "chat, completions", "chat, completions, responses"
     for kind, words in HOLDS.items():
-        yield both, f"the form of the answer: {words}", _listed(name for name in KINDS if KINDS[name] == kind)
-    yield both, "as by another name", _renamed(PEER_NAMES)
+        yield every, f"the form of the answer: {words}", _listed(name for name in KINDS if KINDS[name] == kind)
+    yield every, "as by another name", _renamed(PEER_NAMES)
     for values in {repr(each): each for each in OFF.values()}.values():
         unless = " or ".join(f"`{json.dumps(value)}`" for value in (*values, None))
-        yield both, f"refused unless {unless}", _listed(name for name in OFF if repr(OFF[name]) == repr(values))
+        yield every, f"refused unless {unless}", _listed(name for name in OFF if repr(OFF[name]) == repr(values))
     yield from _fates(both, GenerationRequest)
     yield from _fates("chat", ChatRequest, besides=not_followed(GenerationRequest))
     yield from _fates("completions", CompletionRequest, besides=not_followed(GenerationRequest))
@@ -70,6 +70,11 @@ def _of_openai() -> Iterator[Row]:
 def _of_anthropic() -> Iterator[Row]:
     request = "messages"
     yield request, "as in chat, not in Anthropic's API", _listed(anthropic.EXTENSIONS)
+    yield (
+        request,
+        "[as in chat](api.md#mapped-ignored-refused), where other servers' names are told",
+        _listed(PEER_PARAMETERS),
+    )
     yield request, "`tool_choice.type`, and chat's `tool_choice`", _renamed(anthropic.CHOICES)
     yield from _fates(request, anthropic.MessagesRequest)
 
