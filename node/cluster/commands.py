@@ -70,8 +70,8 @@ class Commands:
             case LoadModel(model, wish):
                 await self.head.load(model, wish)
             case UnloadModel(model):
-                self.head.unload(model)
-                await asyncio.gather(*(self._release_at(report.info.id, model) for report in self.agent.alive()))
+                await self.head.answered(model)
+                await self._unload(model)
             case KeepModel(model, keep_s):
                 self.head.keep(model, keep_s)
             case DrainNode(node, draining):
@@ -90,7 +90,11 @@ class Commands:
             for model in self.head.idle(keep_alive_s):
                 log.info("%s has been idle for as long as it may be", model)
                 with contextlib.suppress(ModelBusy, ModelNotFound, NotReady):  # things changed while nodes were told
-                    await self.decide(UnloadModel(model))
+                    await self._unload(model)
+
+    async def _unload(self, model: str) -> None:
+        self.head.unload(model)
+        await asyncio.gather(*(self._release_at(report.info.id, model) for report in self.agent.alive()))
 
     async def _release_at(self, node: str, model: str) -> None:
         """A node that can't be told keeps the layers until it needs their memory."""

@@ -33,6 +33,8 @@ REPLAN_S = 1.0
 SLOW_PLAN_S = 0.01
 PAUSE_SHARE = 4
 """A plan of more than SLOW_PLAN_S is followed by a pause of this many times its duration, as it blocks the event loop."""
+LATE_S = 2.0
+"""Maximum age of what this node was told of requests: a client that saw its answer's end may be quicker."""
 MAX_PAUSE_S = 0.25
 """Maximum pause: the loss of a node waits for the next plan."""
 _CACHED = 16
@@ -122,11 +124,9 @@ class Head:
         view, current = self._agent.view(), self._agent.placement
         if current.fence.term != self._agent.term or self._agent.reconciliation.is_pending(view, now()):
             raise NotReady("The head does not know all placed models yet.", hint="Try again in a moment.")
-        rings = {ring.id for ring in current.rings if ring.model == model}
-        if not rings and model not in self._wanted.models:
+        if model not in self._wanted.models and all(ring.model != model for ring in current.rings):
             raise ModelNotFound(f"{model} is not loaded.", hint="See `cluster ps`.", param="model")
-        traffic = [each for node in self._agent.alive() for each in node.traffic if each.ring in rings]
-        if count := sum(each.running + each.queued for each in traffic):
+        if count := self._requests(model):
             requests = "1 request" if count == 1 else f"{count} requests"
             raise ModelBusy(f"{model} is answering {requests}.", hint="Try again when `cluster ps` shows none.")
         log.info("unloading %s", model)
@@ -139,6 +139,17 @@ class Head:
             tuple(spec for spec in current.specs if spec.id != model),
         )
         self._agent.adopt(others)
+
+    async def answered(self, model: str) -> None:
+        """Wait until the nodes report no request of a model, for LATE_S at most."""
+        until = now() + LATE_S
+        while self._requests(model) and await self._planned.wait(max(until - now(), 0)):
+            pass
+
+    def _requests(self, model: str) -> int:
+        rings = {ring.id for ring in self._agent.placement.rings if ring.model == model}
+        traffic = [each for node in self._agent.alive() for each in node.traffic if each.ring in rings]
+        return sum(each.running + each.queued for each in traffic)
 
     def keep(self, model: str, keep_s: float) -> None:
         """Set how long a model may be idle. Raises NotReady if this node is not the head."""

@@ -311,6 +311,36 @@ async def test_what_can_not_be_unloaded(monkeypatch):
         assert agent.placement.rings
 
 
+async def test_a_request_that_has_ended_as_the_head_is_about_to_hear_is_no_reason_to_keep_a_model(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs)
+        report, (ring,) = agent._local_report, agent.placement.rings
+        agent._local_report = lambda: replace(report(), traffic=(RingTraffic(ring.id, running=1),))
+        agent.touch()
+        monkeypatch.setattr("node.cluster.head.LATE_S", 60.0)
+        answered = asyncio.create_task(head.answered("tiny/model"))
+        await planned(head, agent)
+        assert not answered.done()
+        agent._local_report = report
+        agent.touch()
+        agent.head_due.notify()
+        await answered
+        head.unload("tiny/model")
+        assert not agent.placement.rings
+
+
+async def test_the_wait_for_the_end_of_requests_has_an_end(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs)
+        report, (ring,) = agent._local_report, agent.placement.rings
+        agent._local_report = lambda: replace(report(), traffic=(RingTraffic(ring.id, running=1),))
+        agent.touch()
+        monkeypatch.setattr("node.cluster.head.LATE_S", 0.0)
+        await head.answered("tiny/model")
+        with pytest.raises(ModelBusy):
+            head.unload("tiny/model")
+
+
 async def test_a_model_gets_the_draft_model_that_a_node_wants(monkeypatch):
     drafts = [DraftChoice("tiny/model", "tiny/draft")]
     async with elected(monkeypatch, drafts) as (head, agent, specs):

@@ -29,7 +29,7 @@ def test_a_model_stays_loaded_without_its_disk_and_loads_again_with_it(cluster: 
     disk.rename(unplugged)
     until(lambda: not is_held(), "the node sees that the disk is gone")
     assert asked() == said, "the weights are in memory"
-    assert node.command("unload", "on-disk").returncode == 0
+    until(lambda: node.command("unload", "on-disk").returncode == 0, "its request has ended for the head, too")
     assert "There is no model 'on-disk' here" in node.command("load", "on-disk").stderr
     unplugged.rename(disk)
     until(is_held, "it is back")
