@@ -18,7 +18,7 @@ from node.core.errors import BadRequest
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class Reasoning(StrictModel):
+class OpenRouterReasoning(StrictModel):
     """As OpenRouter has it."""
 
     effort: Effort | None = None
@@ -50,7 +50,7 @@ class ChatRequest(GenerationRequest):
     audio: Annotated[Any, Refused("models give only text here")] = None
     chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=MAX_VARIABLES)
     reasoning_effort: Effort | None = None
-    reasoning: Reasoning = Reasoning()
+    reasoning: OpenRouterReasoning = OpenRouterReasoning()
     # Maximum tokens of thoughts, by the names of mlx-vlm, of Qwen's API and of vLLM.
     max_thinking_tokens: Whole | None = Field(default=None, ge=0, le=MAX_INT)
     thinking_budget: Whole | None = Field(default=None, ge=0, le=MAX_INT)

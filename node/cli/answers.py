@@ -29,7 +29,7 @@ def show(api: Api, body: Json) -> Shown:
     """Print an answer as it arrives, until its end or Ctrl-C, which ends the request as well. What it waits for before it
     begins is shown as progress.
 
-    Raises NoNode, StatusFailed, Refused.
+    Raises NoNode, StatusFailed, RequestRefused.
     """
     text, finish, stats, write, wait = "", "", "", _writer(), progress()
     is_waiting = has_begun = False
@@ -89,7 +89,7 @@ def _writer() -> Callable[[str, bool], None]:
 def run(api: Api, body: Json, *, as_json: bool, verbose: bool = False) -> bool:
     """`cluster run`: one answer, printed as it arrives, or as JSON when it is whole. False if Ctrl-C stopped it.
 
-    `verbose`: its numbers follow on stderr. Raises NoNode, StatusFailed, Refused.
+    `verbose`: its numbers follow on stderr. Raises NoNode, StatusFailed, RequestRefused.
     """
     if as_json:
         more = {"sampling_defaults": CONVERSATION}

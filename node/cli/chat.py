@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.cli.answers import show
-from node.cli.client import Api, Json, Refused, StatusFailed
+from node.cli.client import Api, Json, RequestRefused, StatusFailed
 from node.cli.pictures import picture_part, with_pictures
 from node.cli.terminal import complain, printable
 from node.core.generation import parse_sampling
@@ -108,7 +108,7 @@ class Chat:
 
     def _show(self, name: str) -> None:
         if not name:
-            raise Refused("Name the file: /image FILE")
+            raise RequestRefused("Name the file: /image FILE")
         self.pictures.append(picture_part(Path(name)))
         print("It goes with what you type next.")
 
@@ -119,13 +119,13 @@ class Chat:
             elif name:
                 self._sampling.pop(name, None)
         except ValueError as error:
-            raise Refused(f"Can't be set: {error}.") from error
+            raise RequestRefused(f"Can't be set: {error}.") from error
         for each, value in self._sampling.items():
             print(f"{each} {value:g}")
 
     def _save(self, name: str) -> None:
         if not name:
-            raise Refused("Name the file: /save FILE")
+            raise RequestRefused("Name the file: /save FILE")
         body = {"model": self.model, **self._sampling, "messages": self._messages()}
         text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
         try:
@@ -133,9 +133,9 @@ class Chat:
             with path.open("w" if path == self._saved else "x", encoding="utf-8", errors="replace") as file:
                 file.write(text)
         except OSError as error:
-            raise Refused(f"{path} can't be written: {error.strerror}.") from error
+            raise RequestRefused(f"{path} can't be written: {error.strerror}.") from error
         except RuntimeError as error:
-            raise Refused(f"{name} can't be written: there is no such user.") from error
+            raise RequestRefused(f"{name} can't be written: there is no such user.") from error
         self._saved = path
         print(f"Saved in {path}.")
 

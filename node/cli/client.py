@@ -38,7 +38,7 @@ class StatusFailed(PippinError):
     code = "status_failed"
 
 
-class Refused(StatusFailed):
+class RequestRefused(StatusFailed):
     """The cluster refuses the request, and says why. `why`: the code of its error."""
 
     def __init__(self, message: str, why: str = "") -> None:
@@ -73,7 +73,7 @@ class Api(NamedTuple):
         return f"{self.scheme}://{join_host_port(self.host, self.port)}"
 
     def status(self, timeout: float = TIMEOUT_S) -> Json:
-        """The cluster's status. Raises NoNode, StatusFailed, KeyRefused, Refused."""
+        """The cluster's status. Raises NoNode, StatusFailed, KeyRefused, RequestRefused."""
         status = self.ask("GET", "/cluster/status", timeout=timeout)
         if "schema" not in status:
             raise StatusFailed(f"{self} is no Pippin node: it answered with no status. Name one with --api URL.")
@@ -85,7 +85,7 @@ class Api(NamedTuple):
         return status
 
     def ask(self, method: str, path: str, body: Json | None = None, timeout: float = DECIDE_TIMEOUT_S) -> Json:
-        """The object that a node answers with. Raises NoNode, StatusFailed, Refused."""
+        """The object that a node answers with. Raises NoNode, StatusFailed, RequestRefused."""
         with self._answer(method, path, timeout, body) as answer:
             text = answer.read()
         with suppress(ValueError):
@@ -94,7 +94,7 @@ class Api(NamedTuple):
         raise self._refusal(http.HTTPStatus.OK, text)
 
     def events(self, path: str, body: Json) -> Generator[Json | str, None, None]:
-        """Events of a stream as they arrive; a comment as its text. Raises NoNode, StatusFailed, Refused.
+        """Events of a stream as they arrive; a comment as its text. Raises NoNode, StatusFailed, RequestRefused.
 
         Closing it ends the connection, and with it the request.
         """
@@ -110,7 +110,7 @@ class Api(NamedTuple):
         raise StatusFailed(f"{self} broke off its answer.")
 
     def lines(self, method: str, path: str, body: Json | None = None) -> Generator[str, None, None]:
-        """Lines of a text as they arrive; empty ones are left out. Raises NoNode, StatusFailed, Refused."""
+        """Lines of a text as they arrive; empty ones are left out. Raises NoNode, StatusFailed, RequestRefused."""
         with self._answer(method, path, QUIET_S, body) as answer:
             while line := answer.readline():
                 if text := line.decode("utf-8", "replace").rstrip():
@@ -185,7 +185,7 @@ class Api(NamedTuple):
             )
         try:
             error = json.loads(body)["error"]
-            return Refused(error["message"], str(error.get("code")))
+            return RequestRefused(error["message"], str(error.get("code")))
         except (ValueError, KeyError, TypeError):
             return StatusFailed(f"{self} is no Pippin node: it answered {code}. Name one with --api URL.")
 
@@ -200,11 +200,11 @@ def _distrusted(api: Api, error: ssl.SSLError) -> str:
 
 
 def _event(data: str) -> Json:
-    """Raises Refused for an error that ends a stream."""
+    """Raises RequestRefused for an error that ends a stream."""
     with suppress(ValueError):
         match json.loads(data):
             case {"error": {"message": str(message)}} if message:
-                raise Refused(message)
+                raise RequestRefused(message)
             case dict(event) if not event.get("error"):
                 return event
     raise StatusFailed(f"The stream of the answer is damaged: {data:.60}")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from node.cli.answers import default_model
-from node.cli.client import Api, Refused, StatusFailed
+from node.cli.client import Api, RequestRefused, StatusFailed
 from node.cli.terminal import complain, printable
 from node.cli.wait import model_id, unknown
 from node.core.errors import ModelNotFound, PippinError
@@ -109,11 +109,11 @@ PROGRAMS = {
 
 
 def choose(api: Api, name: str | None) -> Model:
-    """The model that a name means, else one that is loaded. Raises NoNode, StatusFailed, KeyRefused, Refused."""
+    """The model that a name means, else one that is loaded. Raises NoNode, StatusFailed, KeyRefused, RequestRefused."""
     model = model_id(api, name, api.status()) if name else default_model(api)
     try:
         found = api.ask("GET", f"/v1/models/{quote(model, safe='')}")
-    except Refused as error:
+    except RequestRefused as error:
         if error.why != ModelNotFound.code:
             raise
         raise StatusFailed(

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from node.cli.client import Api, Json, Refused
+from node.cli.client import Api, Json, RequestRefused
 from node.cli.table import aligned, context_length, findings, node_names, requests, shown
 from node.cli.terminal import complain, printable, progress
 from node.core.errors import ModelNotFetched
@@ -77,11 +77,11 @@ def short_names(models: Json) -> str:
 def remove(api: Api, path: str, *, yes: bool) -> Json | None:
     """What a node has deleted; what Pippin did not fetch, only with `yes` or if the user says so. None: the user does not.
 
-    Raises NoNode, StatusFailed, Refused: without a terminal nobody can be asked.
+    Raises NoNode, StatusFailed, RequestRefused: without a terminal nobody can be asked.
     """
     try:
         return api.ask("DELETE", path, {"not_fetched": yes})
-    except Refused as error:
+    except RequestRefused as error:
         if error.why != ModelNotFetched.code or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         complain(str(error))

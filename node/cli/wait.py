@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote
 
-from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, Refused, StatusFailed, Untrusted
+from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, RequestRefused, StatusFailed, Untrusted
 from node.cli.table import node_names
 from node.core.errors import ModelNotFound, NoCapacity, error_from
 from node.core.usage import nearest
@@ -33,7 +33,7 @@ def wait(
     """Wait until `missing(status)` is empty. Returns an empty text, or at the timeout (seconds) the text of `missing`.
 
     `report` is called with each change, and with an empty text at the end. A node that does not answer counts as
-    missing: scripts start with `node & cluster wait`. Raises KeyRefused, Untrusted, and Refused with `refused(status)` once that has been
+    missing: scripts start with `node & cluster wait`. Raises KeyRefused, Untrusted, and RequestRefused with `refused(status)` once that has been
     there for `patience(status)` seconds: to wait does not help.
     """
     deadline = clock() + timeout
@@ -52,7 +52,7 @@ def wait(
             open_at = clock()
         elif lack and clock() - open_at >= patient_s:
             report("")
-            raise Refused(why)
+            raise RequestRefused(why)
         if lack and lack != reported:
             report(f"waiting: {lack}")
         reported = lack
@@ -118,7 +118,7 @@ def model_id(api: Api, name: str, status: Json) -> str:
         return begun[0]
     try:
         return str(api.ask("GET", f"/v1/models/{quote(name, safe='')}", timeout=TIMEOUT_S)["id"])
-    except Refused:
+    except RequestRefused:
         return name
 
 
@@ -150,7 +150,7 @@ def check_name(api: Api, name: str) -> None:
     """Raises StatusFailed if a name can be of no model: before a person has typed what would be for it."""
     try:
         api.ask("GET", f"/v1/models/{quote(name, safe='')}", timeout=TIMEOUT_S)
-    except Refused as error:
+    except RequestRefused as error:
         if error.why == ModelNotFound.code and (why := unknown(api, name)):
             raise StatusFailed(why) from error
 

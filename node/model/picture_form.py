@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from node.model.picture_sizes import MAX_PIXELS, MAX_TILES, Bounds, Sizing, content_of, may_be, size_of, tiles_of
+from node.model.picture_sizes import MAX_PIXELS, MAX_TILES, SizeLimits, Sizing, content_of, may_be, size_of, tiles_of
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class PictureForm:
         return may_be(self.sizing, self._bounds, width, height)
 
     @property
-    def _bounds(self) -> Bounds:
-        return Bounds(*self.bounds, self.cell, self.patch)
+    def _bounds(self) -> SizeLimits:
+        return SizeLimits(*self.bounds, self.cell, self.patch)
 
     @property
     def most_places(self) -> int:

@@ -19,7 +19,7 @@ Size = tuple[int, int]
 """Width and height."""
 
 
-class Bounds(NamedTuple):
+class SizeLimits(NamedTuple):
     least: int
     most: int
     """Fewest and most pixels: of a side (square, longest), of a tile and of all (tiles), or of the whole picture."""
@@ -28,7 +28,7 @@ class Bounds(NamedTuple):
     """Pixels of the sides of a cell, and of one of its patches."""
 
 
-def size_of(sizing: Sizing, bounds: Bounds, width: int, height: int) -> Size:
+def size_of(sizing: Sizing, bounds: SizeLimits, width: int, height: int) -> Size:
     """The size that a picture of so many pixels gets, in whole cells. Raises BadRequest for one that is far longer than wide."""
     if sizing not in ("square", "longest", "tiles") and max(width, height) > _MAX_ASPECT * min(width, height):
         raise BadRequest(
@@ -37,7 +37,7 @@ def size_of(sizing: Sizing, bounds: Bounds, width: int, height: int) -> Size:
     return _SIZES[sizing](bounds, width, height)
 
 
-def content_of(sizing: Sizing, bounds: Bounds, width: int, height: int) -> Size:
+def content_of(sizing: Sizing, bounds: SizeLimits, width: int, height: int) -> Size:
     """The picture's own size within `size_of`, of which the rest, at the right and below, is black."""
     if sizing in _CONTENTS:
         return _CONTENTS[sizing](bounds, width, height)
@@ -49,14 +49,14 @@ def content_of(sizing: Sizing, bounds: Bounds, width: int, height: int) -> Size:
     return max(1, min(whole[0], math.floor(width * scale))), max(1, min(whole[1], math.floor(height * scale)))
 
 
-def tiles_of(bounds: Bounds, width: int, height: int) -> list[list[tuple[int, int]]]:
+def tiles_of(bounds: SizeLimits, width: int, height: int) -> list[list[tuple[int, int]]]:
     """Left and upper edges of the tiles of a picture that has its size, by rows; the last row is the view of the whole."""
     side = math.isqrt(bounds.least)
     *rows, view = ([(left, top) for left in range(0, width, side)] for top in range(0, height, side))
     return [*rows, view[:1]]
 
 
-def may_be(sizing: Sizing, bounds: Bounds, width: int, height: int) -> bool:
+def may_be(sizing: Sizing, bounds: SizeLimits, width: int, height: int) -> bool:
     """Whether `size_of` gives this size, with these bounds or others of the same kind of model."""
     _, most, cell, patch = bounds
     if sizing == "square":
@@ -75,12 +75,12 @@ def may_be(sizing: Sizing, bounds: Bounds, width: int, height: int) -> bool:
             return width * height <= (MAX_PIXELS + cell**2 if sizing == "area" else most)
 
 
-def _square(bounds: Bounds, _width: int, _height: int) -> Size:
+def _square(bounds: SizeLimits, _width: int, _height: int) -> Size:
     """All get the same (Gemma 3)."""
     return bounds.most, bounds.most
 
 
-def _longest(bounds: Bounds, width: int, height: int) -> Size:
+def _longest(bounds: SizeLimits, width: int, height: int) -> Size:
     """One whose longest side is too long is made smaller (Pixtral)."""
     ratio = max(width, height) / bounds.most
     if ratio > 1:
@@ -88,7 +88,7 @@ def _longest(bounds: Bounds, width: int, height: int) -> Size:
     return _whole_cells(bounds, width, height)
 
 
-def _area(bounds: Bounds, width: int, height: int) -> Size:
+def _area(bounds: SizeLimits, width: int, height: int) -> Size:
     """The area comes within bounds (Qwen2-VL)."""
     least, most, cell, _ = bounds
     taken = round(width / cell) * round(height / cell) * cell * cell
@@ -103,7 +103,7 @@ def _area(bounds: Bounds, width: int, height: int) -> Size:
     return columns * cell, rows * cell
 
 
-def _fill(bounds: Bounds, width: int, height: int) -> Size:
+def _fill(bounds: SizeLimits, width: int, height: int) -> Size:
     """It becomes as large as may be, with whole cells of both sides (Gemma 4)."""
     _, most, cell, _ = bounds
     factor = math.sqrt(most / (width * height))
@@ -115,7 +115,7 @@ def _fill(bounds: Bounds, width: int, height: int) -> Size:
     return columns * cell, rows * cell
 
 
-def _pad(bounds: Bounds, width: int, height: int) -> Size:
+def _pad(bounds: SizeLimits, width: int, height: int) -> Size:
     """It is made smaller if it has too many patches, and black fills the last cells (Kimi-VL)."""
     width, height = _whole_cells(bounds, *_padded_content(bounds, width, height))
     if max(width, height) > _MAX_PADDED * bounds.patch:
@@ -123,13 +123,13 @@ def _pad(bounds: Bounds, width: int, height: int) -> Size:
     return width, height
 
 
-def _padded_content(bounds: Bounds, width: int, height: int) -> Size:
+def _padded_content(bounds: SizeLimits, width: int, height: int) -> Size:
     most, patches = bounds.most // bounds.patch**2, (width // bounds.patch) * (height // bounds.patch)
     scale = math.sqrt(most / patches) if patches > most else 1
     return max(1, int(width * scale)), max(1, int(height * scale))
 
 
-def _canvas(bounds: Bounds, width: int, height: int) -> Size:
+def _canvas(bounds: SizeLimits, width: int, height: int) -> Size:
     """It lies on a black canvas, whose area comes within bounds (GLM-5-Next)."""
     least, most, cell, _ = bounds
     columns, rows = _whole_cells(bounds, width, height)
@@ -143,23 +143,23 @@ def _canvas(bounds: Bounds, width: int, height: int) -> Size:
     return next((size for size in fitting if size[0] * size[1] <= most), (cell, cell))
 
 
-def _tiles(bounds: Bounds, width: int, height: int) -> Size:
+def _tiles(bounds: SizeLimits, width: int, height: int) -> Size:
     """It lies on a canvas of tiles, whose last row, if there are several, is a tile with a view of the whole (Llama 4)."""
     return _tiled(bounds, *_best_grid(bounds, width, height))
 
 
-def _tiled(bounds: Bounds, columns: int, rows: int) -> Size:
+def _tiled(bounds: SizeLimits, columns: int, rows: int) -> Size:
     side = math.isqrt(bounds.least)
     return columns * side, (rows + (columns * rows > 1)) * side
 
 
-def _grids(bounds: Bounds) -> list[Size]:
+def _grids(bounds: SizeLimits) -> list[Size]:
     """Columns and rows of all canvases of tiles."""
     most = bounds.most // bounds.least - 1  # without the view of the whole
     return [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)]
 
 
-def _best_grid(bounds: Bounds, width: int, height: int) -> Size:
+def _best_grid(bounds: SizeLimits, width: int, height: int) -> Size:
     """Of the canvases that hold the whole picture, those to which it could be enlarged least; else those for which it is made smaller
     least. Of these the one with the fewest tiles.
     """
@@ -173,7 +173,7 @@ def _best_grid(bounds: Bounds, width: int, height: int) -> Size:
     return min(_grids(bounds), key=badness)
 
 
-def _tiled_content(bounds: Bounds, width: int, height: int) -> Size:
+def _tiled_content(bounds: SizeLimits, width: int, height: int) -> Size:
     """It is enlarged to one tile at most."""
     side = math.isqrt(bounds.least)
     columns, rows = _best_grid(bounds, width, height)
@@ -183,12 +183,12 @@ def _tiled_content(bounds: Bounds, width: int, height: int) -> Size:
     return max(1, min(math.floor(width * (high / height)), wide)), high
 
 
-def _whole_cells(bounds: Bounds, width: int, height: int) -> Size:
+def _whole_cells(bounds: SizeLimits, width: int, height: int) -> Size:
     cell = bounds.cell
     return math.ceil(width / cell) * cell, math.ceil(height / cell) * cell
 
 
-_SIZES: Mapping[Sizing, Callable[[Bounds, int, int], Size]] = {
+_SIZES: Mapping[Sizing, Callable[[SizeLimits, int, int], Size]] = {
     "square": _square,
     "longest": _longest,
     "area": _area,
@@ -197,4 +197,4 @@ _SIZES: Mapping[Sizing, Callable[[Bounds, int, int], Size]] = {
     "canvas": _canvas,
     "tiles": _tiles,
 }
-_CONTENTS: Mapping[Sizing, Callable[[Bounds, int, int], Size]] = {"pad": _padded_content, "tiles": _tiled_content}
+_CONTENTS: Mapping[Sizing, Callable[[SizeLimits, int, int], Size]] = {"pad": _padded_content, "tiles": _tiled_content}

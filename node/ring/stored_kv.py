@@ -46,7 +46,7 @@ class _Unstored:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class Restoration:
     """What the stages were asked for under one number."""
 
     asked: Restore
@@ -200,7 +200,7 @@ class StoredKv:
 
     # --- from disks ---------------------------------------------------------------------------------------------------
 
-    async def restore(self, runner: Runner, part: Part) -> int:
+    async def restore(self, runner: Runner, part: Restoration) -> int:
         """Make a prefix of what this node and the others have on their disks for this stage. Returns its tokens; 0 if there is none."""
         begun, asked = now(), part.asked
         while part.reach >= asked.least:
@@ -223,7 +223,7 @@ class StoredKv:
             return tokens
         return 0
 
-    async def _gather(self, runner: Runner, part: Part) -> _Found | None:
+    async def _gather(self, runner: Runner, part: Restoration) -> _Found | None:
         """The first tokens of a sequence, as many as are in reach of all stages and can be read in time."""
         if self.pool.oldest_s() > HANGS_S:
             return None
@@ -283,7 +283,7 @@ class StoredKv:
         with suppress(Overloaded):
             self.pool.submit(job, *args)
 
-    async def _read(self, found: _Found, part: Part) -> None:
+    async def _read(self, found: _Found, part: Restoration) -> None:
         """Read what is on this node's disk, as long as that is not overloaded."""
         with suppress(Overloaded):
             for k, (name, caches) in enumerate(zip(found.names, found.wanted, strict=True)):
@@ -293,7 +293,7 @@ class StoredKv:
                     found.kv[k].update(await self.pool.run(self.exchange.store.read, name, caches))
 
     async def _fetch(
-        self, found: _Found, runner: Runner, part: Part, source: tuple[Address, range], wanted: Sequence[int]
+        self, found: _Found, runner: Runner, part: Restoration, source: tuple[Address, range], wanted: Sequence[int]
     ) -> None:
         peer, caches = source
         chain, most = _chain([found.names[k] for k in wanted]), max(runner.block_bytes, runner.state_bytes)

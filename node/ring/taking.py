@@ -12,7 +12,7 @@ from dataclasses import replace
 from node.core.errors import PippinError
 from node.core.frames import CacheOp, Forget, Restore, SequenceId, Take
 from node.engine.runner import Runner
-from node.ring.stored_kv import Part, StoredKv
+from node.ring.stored_kv import Restoration, StoredKv
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +22,13 @@ class Taking:
         """`stored`: None if no KV is kept on the disk."""
         self._stored = stored
         self._runner = runner
-        self._parts: dict[SequenceId, Part] = {}
+        self._parts: dict[SequenceId, Restoration] = {}
 
     def told(self, asked: Restore) -> Restore:
         """What the stages so far, and this one, have of what is asked for. The first time, this one begins to look for it."""
         part = self._parts.get(asked.number)
         if part is None and asked.chain and asked.tokens and self._stored and self._runner.blocks_of:
-            part = self._parts[asked.number] = Part(asked, asked.tokens)
+            part = self._parts[asked.number] = Restoration(asked, asked.tokens)
             part.task = asyncio.create_task(self._take(self._stored, part), name=f"KV of {asked.number}")
         if part is None:
             return replace(asked, tokens=0)
@@ -57,7 +57,7 @@ class Taking:
         """Look no longer for any."""
         self.forget([Forget(number) for number in self._parts])
 
-    async def _take(self, stored: StoredKv, part: Part) -> None:
+    async def _take(self, stored: StoredKv, part: Restoration) -> None:
         try:
             part.taken = await stored.restore(self._runner, part)
         except PippinError as error:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from node.cli.__main__ import main
-from node.cli.client import KeyRefused, NoNode, Refused, StatusFailed
+from node.cli.client import KeyRefused, NoNode, RequestRefused, StatusFailed
 from node.cli.terminal import CLEAR_LINE, REPEAT_S, LogPace
 from node.cli.wait import POLL_S, SETTLED_S, Target, model_id, until_settled, wait
 
@@ -101,7 +101,7 @@ def settled(target, *answers, timeout=600.0):
 @pytest.mark.parametrize("code", ["model_broken", "model_unsupported", "model_not_found", "no_capacity"])
 @pytest.mark.parametrize("target", [Target(), Target(3, "mlx-community/Qwen3-32B-4bit")])
 def test_a_refusal_that_lasts_ends_the_wait(status, target, code):
-    with pytest.raises(Refused, match=r"^It is damaged\. Fetch it again\.$"):
+    with pytest.raises(RequestRefused, match=r"^It is damaged\. Fetch it again\.$"):
         settled(target, NoNode("No node answers."), refused(status, code))
 
 
@@ -251,7 +251,7 @@ class Names:
 
     def ask(self, method, path, timeout):
         if path != "/v1/models/llama3.2%3A1b":
-            raise Refused("There is no such model.")
+            raise RequestRefused("There is no such model.")
         return {"id": "mlx-community/Llama-3.2-1B-Instruct-4bit"}
 
 

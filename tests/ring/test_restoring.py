@@ -20,7 +20,7 @@ from node.ring.requests import generate
 from node.ring.restoring import MIN_STORED, UNKNOWN_S
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session
-from node.ring.taking import Part
+from node.ring.taking import Restoration
 from node.ring.worker import Worker
 from tests.ring import test_driver, test_worker
 from tests.ring.test_driver import NO_GRAMMARS, RING, FakeCompute, FirstRunner, NextHop, on_ended
@@ -37,7 +37,7 @@ class Stored:
         self.tokens = tokens
         self.asked: list[Restore] = []
 
-    async def restore(self, _runner: Any, part: Part) -> int:
+    async def restore(self, _runner: Any, part: Restoration) -> int:
         self.asked.append(part.asked)
         return min(part.reach, self.tokens)
 
