@@ -143,7 +143,8 @@ class ModelSpecs:
     async def _describe_mtp(self, version: ModelVersion, mtp: Mtp, weights: Weights) -> ModelSpec | None:
         """None if the layer can't be used: the model can, all the same."""
         try:
-            plan = await self.compute.run(make_plan, mtp.config, weights.total_bytes, version.kv_bits)
+            compute, kv_bits = self.compute, version.kv_bits
+            plan = await compute.run(make_plan, mtp.config, weights.total_bytes, kv_bits, unproven=compute.unproven)
         except (ModelUnsupported, ModelBroken) as error:
             log.warning("the MTP layer of %s is not used: %s", version.model, error)
             return None

@@ -22,7 +22,7 @@ from mlx.nn.layers.normalization import RMSNorm
 
 from node.core.errors import ModelUnsupported
 from node.core.models import TensorHeader
-from node.engine.architectures import check_supported
+from node.engine.architectures import module_of
 from node.engine.plan import mask_what_is_there, parts_of
 
 Sanitize = Callable[[dict[str, mx.array]], dict[str, mx.array]]
@@ -176,10 +176,10 @@ class Mtp:
 
 
 def find_mtp(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Mtp | None:
-    """The MTP layer of a checkpoint with this config.json and these tensors; None if it has none, or one of an unknown form."""
+    """The MTP layer of a checkpoint of any type, supported or not; None if it has none, or one of an unknown form."""
     config = _base(config)
     try:
-        family = FAMILIES.get(check_supported(config))
+        family = FAMILIES.get(module_of(config))
     except ModelUnsupported:
         return None
     if family is None:

@@ -5,19 +5,22 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from node.cluster.model_specs import spec_of_mtp
-from node.core.errors import ModelBroken
+from node.cluster.model_specs import ModelSpecs, spec_of_mtp
+from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.frames import Open
 from node.core.generation import Sampling
 from node.core.models import ModelVersion
+from node.engine import architectures, plan
 from node.engine.draft import DraftFailed
-from node.engine.mtp import FAMILIES, find_mtp
+from node.engine.load import load_stage
+from node.engine.mtp import FAMILIES, Mtp, find_mtp
 from node.engine.mtp_guesser import MtpGuesser
 from node.engine.plan import make_plan
 from node.engine.sampling import Draw, History
@@ -25,7 +28,7 @@ from node.engine.tensor_codec import pack
 from node.model.config import read_config
 from node.model.layouts import Layout
 from tests.engine.configurations import CONFIGURATIONS
-from tests.engine.models import Ring, load, prompt, same
+from tests.engine.models import Ring, at_a_stretch, load, prompt, same
 from tests.engine.mtp_models import NAMES, layers_of, mtp_model
 
 GREEDY = Draw(Sampling(temperature=0), 0, History(), lambda _: False)
@@ -202,6 +205,39 @@ def test_the_config_says_of_which_layers_nemotrons_is(told: dict[str, Any], foun
     del config["mtp_layers_block_type"]
     mtp = find_mtp(config | told, Layout(directory).weights.tensors)
     assert (mtp and (mtp.layers, mtp.config["hybrid_override_pattern"])) == (found and (6, found))
+
+
+async def test_of_an_unproven_architecture_it_is_found_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors are the layer's, not unknown ones."""
+    directory, _ = mtp_model("llama", raw=False)
+    monkeypatch.setattr(architectures, "PROVEN", {})
+    plan._make_plan.cache_clear()  # of tests that knew the architecture
+    config, weights = read_config(directory), Layout(directory).weights
+    with pytest.raises(ModelUnsupported, match="type llama are unproven"):
+        make_plan(config, weights.total_bytes)
+    first, end = layers_of("llama")
+    for layers in ((0, first), (first, end)):
+        stage = at_a_stretch(load_stage(directory, *layers, weights.tensors, unproven=True))
+        assert stage.end - stage.start == layers[1] - layers[0]
+    specs: Any = SimpleNamespace(compute=Unproven())
+    described = await ModelSpecs._describe_mtp(specs, ModelVersion("m", "r"), found(directory), weights)
+    assert described
+    assert described.layers == 1
+
+
+class Unproven:
+    """The compute thread of a node that was started with --unproven."""
+
+    unproven = True
+
+    async def run(self, work: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        return work(*args, **more)
+
+
+def found(directory: Path) -> Mtp:
+    mtp = find_mtp(read_config(directory), Layout(directory).weights.tensors)
+    assert mtp
+    return mtp
 
 
 def test_its_layers_count_in_the_footprint() -> None:
