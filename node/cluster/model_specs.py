@@ -132,11 +132,11 @@ class ModelSpecs:
         mtp = find_mtp(config, weights.tensors)
         whole = mtp.config if mtp and mtp.is_alone else config  # the layer of a model that runs runs, too
         await self.trials.check(whole, weights.total_bytes, version.kv_bits)
+        compute, kv_bits = self.compute, version.kv_bits
+        plan = await compute.run(make_plan, whole, weights.total_bytes, kv_bits, unproven=compute.unproven)
         layer = await self._describe_mtp(version, mtp, weights) if mtp else None
         if mtp and mtp.is_alone and layer:
             return replace(layer, mtp=layer)
-        compute, kv_bits = self.compute, version.kv_bits
-        plan = await compute.run(make_plan, config, weights.total_bytes, kv_bits, unproven=compute.unproven)
         form = picture_form(config, {}) if weights.tower_bytes else None
         return spec_of(version, plan, weights, layer, form)
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
@@ -16,11 +16,11 @@ from node.cluster.model_specs import ModelSpecs, spec_of_mtp
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.frames import Open
 from node.core.generation import Sampling
-from node.core.models import ModelVersion
+from node.core.models import ModelSpec, ModelVersion
 from node.engine import architectures, plan
 from node.engine.draft import DraftFailed
 from node.engine.load import load_stage
-from node.engine.mtp import FAMILIES, Mtp, find_mtp
+from node.engine.mtp import FAMILIES, find_mtp
 from node.engine.mtp_guesser import MtpGuesser
 from node.engine.plan import make_plan
 from node.engine.sampling import Draw, History
@@ -207,37 +207,39 @@ def test_the_config_says_of_which_layers_nemotrons_is(told: dict[str, Any], foun
     assert (mtp and (mtp.layers, mtp.config["hybrid_override_pattern"])) == (found and (6, found))
 
 
-async def test_of_an_unproven_architecture_it_is_found_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_an_unproven_architecture_it_is_found_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     """Its tensors are the layer's, not unknown ones."""
     directory, _ = mtp_model("llama", raw=False)
     monkeypatch.setattr(architectures, "PROVEN", {})
     plan._make_plan.cache_clear()  # of tests that knew the architecture
-    config, weights = read_config(directory), Layout(directory).weights
+    weights = Layout(directory).weights
     with pytest.raises(ModelUnsupported, match="type llama are unproven"):
-        make_plan(config, weights.total_bytes)
+        await described(directory, unproven=False)
+    assert not caplog.text, "nothing is told of the layer of a model that is refused"
+    spec = await described(directory, unproven=True)
+    assert spec.mtp
+    assert spec.mtp.layers == 1
     first, end = layers_of("llama")
     for layers in ((0, first), (first, end)):
         stage = at_a_stretch(load_stage(directory, *layers, weights.tensors, unproven=True))
         assert stage.end - stage.start == layers[1] - layers[0]
-    specs: Any = SimpleNamespace(compute=Unproven())
-    described = await ModelSpecs._describe_mtp(specs, ModelVersion("m", "r"), found(directory), weights)
-    assert described
-    assert described.layers == 1
 
 
-class Unproven:
-    """The compute thread of a node that was started with --unproven."""
+async def described(directory: Path, *, unproven: bool) -> ModelSpec:
+    """By a node that was started with --unproven, or without."""
 
-    unproven = True
-
-    async def run(self, work: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    async def run(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
         return work(*args, **more)
 
+    async def check(*_: Any) -> None:
+        """It runs."""
 
-def found(directory: Path) -> Mtp:
-    mtp = find_mtp(read_config(directory), Layout(directory).weights.tensors)
-    assert mtp
-    return mtp
+    none: Any = None
+    compute, trials = SimpleNamespace(unproven=unproven, run=run), SimpleNamespace(check=check)
+    specs = ModelSpecs(none, none, cast("Any", compute), none, none, none, 0, none, none, cast("Any", trials))
+    return await specs._describe(ModelVersion("m", "r"), read_config(directory), Layout(directory).weights)
 
 
 def test_its_layers_count_in_the_footprint() -> None:
