@@ -1,12 +1,14 @@
 """Constrains the answers of a chat request to a format or to tool calls, and parses them."""
 
+import re
 from collections.abc import Sequence
 
 from api.chat.forms import Format, JsonFormat
 from api.chat.reader import CallReader, FamilyReader, Reader
 from api.chat.tools import ToolUse
 from node.core.errors import BadRequest
-from node.text.grammar import Function, split_mark
+from node.text.dialect import pattern
+from node.text.grammar import CallForm, Function, split_mark
 from node.text.grammars import Grammars
 from node.text.tagged import arguments_of
 from node.text.tokenizer import Tokenizer
@@ -27,7 +29,7 @@ def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequen
         return None
     channel = dialect.channel_after(prompt)
     form = dialect.form if grammar else None
-    free = {f"{form.head}{name}{''.join(map(str, form.opening))}": name for name in use.custom} if form else {}
+    free = {_beginning(form, name): name for name in use.custom} if form else {}
     return FamilyReader(
         tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many, custom=use.custom, free=free
     )
@@ -72,7 +74,7 @@ async def make_optional_grammar(grammars: Grammars, use: ToolUse, tokenizer: Tok
     for index, function in use.callable:
         try:
             await _arguments(grammars, use, index, function, client)
-            if form.key and not function.free:
+            if form.value and not function.free:
                 arguments_of(function.parameters)
             functions.append(function)
         except BadRequest as error:
@@ -94,6 +96,11 @@ async def _arguments(grammars: Grammars, use: ToolUse, index: int, function: Fun
 
 def _param(use: ToolUse, index: int) -> str:
     return f"functions[{index}].parameters" if use.legacy else f"tools[{index}].function.parameters"
+
+
+def _beginning(form: CallForm, name: str) -> re.Pattern[str]:
+    """Of a call with a text of its own."""
+    return re.compile(pattern(form.head) + re.escape(name) + pattern("".join(map(str, form.opening))))
 
 
 def _has_no_head(use: ToolUse) -> bool:

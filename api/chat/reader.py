@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import math
+import re
+import sys
 import uuid
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +18,9 @@ from api.http.json_object import without_halves
 from node.text.dialect import START, BegunCall
 from node.text.grammar import call_head
 from node.text.tokenizer import Symbol, Tokenizer
+
+_LARGEST = {"Infinity": sys.float_info.max, "-Infinity": -sys.float_info.max}
+"""By Python's words for numbers that are larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class FamilyReader:
         names: Iterable[str] = (),
         many: bool = True,
         custom: Container[str] = (),
-        free: Mapping[str, str] = MappingProxyType({}),
+        free: Mapping[re.Pattern[str], str] = MappingProxyType({}),
     ) -> None:
         """`channel`: where the answer begins. `names`: of the `tools` that may be called, of which some are `custom`. `many`:
         several calls may. `free`: beginnings of calls that go on with a text instead of JSON, and the tools' names.
@@ -202,10 +208,7 @@ class FamilyReader:
         unknown = [call.name for call in calls if call.name not in self._names]
         if unknown or not calls:
             raise ValueError(f"there is no function {unknown}")
-        return [
-            BegunCall(call.name, without_halves(json.dumps(call.arguments, ensure_ascii=False)), ended=True)
-            for call in calls
-        ]
+        return [BegunCall(call.name, _as_json(call.arguments), ended=True) for call in calls]
 
     def _cut(self, text: str) -> list[BegunCall]:
         """The calls of a text that a limit has cut. Raises ValueError if it is no call."""
@@ -228,10 +231,10 @@ class FamilyReader:
             self._tokenizer.dialect.form,
         )
         written = self._spelled(symbols[: len(symbols) - closing])
-        written = written.removesuffix(str(form.stop).strip()) if form else written
+        written = written.removesuffix(str(form.stop or form.unquote).strip()) if form else written
         for start, name in self._free.items():
-            if written.startswith(start):
-                self._add(parts, name, written[len(start) :], ended=not cut)
+            if begun := start.match(written):
+                self._add(parts, name, written[begun.end() :], ended=not cut)
                 parts.ended = not self._many
                 return True
         return False
@@ -349,6 +352,14 @@ class CallReader:
         elif char in "}]":
             self._depth -= 1
             self._inside = self._depth > 0
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
+    """The arguments in JSON, where a number that is too large is the largest. Raises ValueError for NaN, which is none."""
+    with contextlib.suppress(ValueError):
+        return without_halves(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    bounded = json.loads(json.dumps(arguments), parse_constant=lambda name: _LARGEST.get(name, math.nan))
+    return without_halves(json.dumps(bounded, ensure_ascii=False, allow_nan=False))
 
 
 def _has_control(glyphs: Iterable[Glyph]) -> bool:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from node.core.errors import BadRequest
 from node.text import harmony
-from node.text.grammar import CallForm
-from node.text.tagged import NAME, arguments_of, read_arguments
+from node.text.grammar import PLACES, CallForm
+from node.text.tagged import NAME, Argument, Tags, arguments_of, read_arguments
 
 START = "normal"
 _PARSER_ERRORS = (TypeError, LookupError, AttributeError, SyntaxError, ArithmeticError, RecursionError, MemoryError)
@@ -91,7 +91,7 @@ class Dialect:
             wrapper.think_end_tokens or (),
             wrapper.tool_parser if wrapper.has_tool_calling else None,
             form=form,
-            head=str(form.head) if form else _HEADS.get(kind, ""),
+            head=str(form.head) if form else "",
             tail=_TAILS.get(kind, ""),
             hasty=kind in _HASTY,
         )
@@ -122,29 +122,29 @@ class Dialect:
             raise ValueError(f"no call: {error}") from error
 
     def _tagged(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
-        """Parse calls with arguments between tags, as a grammar binds them. Raises ValueError or BadRequest if it is not such a text."""
-        if not self.form or not self.form.key:
-            raise ValueError("this family's arguments have no tags")
+        """Parse calls with arguments one by one, as a grammar binds them. Raises ValueError or BadRequest if it is not such a text."""
+        if not self.form or not self.form.value:
+            raise ValueError("this family's arguments are JSON")
         form, functions = self.form, {tool["function"]["name"]: tool["function"] for tool in tools}
         (marker, _), *_ = self.transitions["tool"]  # at which the text ends
-        tail = str(form.tail).removesuffix(marker)
-        head, joint, tail, key, value, stop = (
-            re.escape(str(part))
-            for part in (str(form.head).strip(), form.joint, tail.strip(), form.key, form.value, form.stop)
-        )
+        tail, end = (str(part).removesuffix(marker).strip() for part in (form.tail, form.end))
         names = "|".join(map(re.escape, sorted(functions, key=len, reverse=True)))
-        begin, end = re.compile(rf"\s*{head}({names}){joint}"), re.compile(rf"{tail}\s*")
-        pair = re.compile(f"{key}({NAME}){value}(.*?){stop}", re.DOTALL)
+        first, further = (
+            re.compile(rf"\s*{pattern(str(part).strip())}({names}){pattern(form.joint)}")
+            for part in (form.head, form.again)
+        )
+        begin = re.compile(f"(?:{pattern(form.comma)})?{pattern(form.key)}({NAME}){pattern(form.value)}")
+        tags = Tags(begin, str(form.stop), str(form.quote), str(form.unquote))
         calls, at = list[Call](), 0
-        while at < len(text):
-            if not (called := begin.match(text, at)):
+        while not calls or text[at:].strip() not in ("", end):
+            if not (called := (further if calls else first).match(text, at)):
                 raise ValueError("no call begins so")
-            known = arguments_of(functions[called[1]]["parameters"])
-            arguments, at = read_arguments(text, called.end(), pair, known)
-            if not (ended := end.match(text, at)):
+            known = _known(functions[called[1]]["parameters"], form)
+            arguments, at = read_arguments(text, called.end(), tags, known)
+            if not text.startswith(tail, at):
                 raise ValueError("no call ends so")
             calls.append(Call(called[1], arguments))
-            at = ended.end()
+            at += len(tail)
         return calls
 
     def begun(self, text: str, names: Iterable[str]) -> list[BegunCall]:
@@ -155,7 +155,7 @@ class Dialect:
         head, known, at = self.head, list(names), 0
         name = "|".join(map(re.escape, known)) or "(?!)"
         while found := re.compile(rf"\s*{_loosely(head)}({name})(?![\w.-]|\Z)").match(text, at):
-            start = text.find("{", found.end()) if self.form and not self.form.key else -1
+            start = text.find("{", found.end()) if self.form and not self.form.value else -1
             try:
                 _, at = json.JSONDecoder().raw_decode(text, start)
             except (ValueError, RecursionError):
@@ -177,6 +177,25 @@ def _form(kind: str, vocabulary: Mapping[str, int], template: str) -> CallForm |
     return _FORMS.get(kind) or _TAGGED.get(kind)
 
 
+def _known(parameters: Mapping[str, Any], form: CallForm) -> Sequence[Argument] | None:
+    """The arguments of a function; None, if any may come and each value tells whether it is a text. Raises BadRequest."""
+    if form.stop or "properties" in parameters:
+        try:
+            return arguments_of(parameters)
+        except BadRequest:
+            if form.stop:
+                raise
+    return None
+
+
+def pattern(text: Sequence[str | int]) -> str:
+    """An expression for a text of a form."""
+    found = re.escape(str(text))
+    for place, expression in PLACES.items():
+        found = found.replace(re.escape(place), f"(?:{expression})")
+    return found
+
+
 def _loosely(text: str) -> str:
     """An expression for the text with any white space in it and after it."""
     return "".join(rf"{re.escape(char)}\s*" for char in text if not char.isspace())
@@ -192,7 +211,7 @@ _FORMS = {
     "kimi_k2": CallForm(
         "<|tool_calls_section_begin|>",
         "<|tool_call_begin|>functions.",
-        ":0<|tool_call_argument_begin|>",
+        ":{number}<|tool_call_argument_begin|>",
         "<|tool_call_end|>",
         "<|tool_call_begin|>functions.",
         "<|tool_calls_section_end|>",
@@ -248,18 +267,56 @@ _TAGGED = {
         value="</longcat_arg_key><longcat_arg_value>",
         stop="</longcat_arg_value>",
     ),
+    "kimi_k3": CallForm(
+        "<|open|>tools<|sep|>",
+        '<|open|>call tool="',
+        '" index="{number}"<|sep|>',
+        "<|close|>call<|sep|>",
+        '<|open|>call tool="',
+        "<|close|>tools<|sep|>",
+        key='<|open|>argument key="',
+        value='" type="{kind}"<|sep|>',
+        stop="<|close|>argument<|sep|>",
+    ),
+    "minicpm5": CallForm(
+        "<function name=",
+        '"',
+        '">',
+        "</function>",
+        '<function name="',
+        key='<param name="',
+        value='">',
+        stop="</param>",
+        quote="<![CDATA[",
+        unquote="]]>",
+    ),
+    "pythonic": CallForm("<|tool_call_start|>", "[", "(", ")", ", ", "]<|tool_call_end|>", value="=", comma=", "),
+    "function_gemma": CallForm(
+        "<start_function_call>",
+        "call:",
+        "{",
+        "}<end_function_call>",
+        "<start_function_call>call:",
+        value=":",
+        comma=",",
+        quote="<escape>",
+        unquote="<escape>",
+    ),
+    "gemma4": CallForm(
+        "<|tool_call>",
+        "call:",
+        "{",
+        "}<tool_call|>",
+        "<|tool_call>call:",
+        value=":",
+        comma=",",
+        quote='<|"|>',
+        unquote='<|"|>',
+    ),
 }
-"""Those whose arguments are between tags."""
+"""Those whose arguments are written one by one."""
 _GLM_IN_LINES = replace(_TAGGED["glm47"], joint="\n", value="</arg_key>\n<arg_value>", stop="</arg_value>\n")
 """Of GLM 4.5 and 4.6."""
-_HEADS = {
-    "function_gemma": "call:",
-    "gemma4": "call:",
-    "kimi_k3": '<|open|>call tool="',
-    "minicpm5": '"',
-    "pythonic": "[",
-}
-"""Of families without a form; in others the name comes first."""
 _TAILS = {
     "kimi_k2": "<|tool_call_end|>",
     "kimi_k3": "<|close|>call<|sep|>",

@@ -27,6 +27,8 @@ FINE, COARSE = 1e-9, 1e-3
 BOUNDS = {("minimum", "exclusiveMinimum"): -EXACT, ("maximum", "exclusiveMaximum"): EXACT}
 TIMES = ("time", "date-time", "duration")
 """Formats of any number of digits, which weak models write forever."""
+PLACES = {"{number}": "[0-9]{1,4}", "{kind}": "string|number|integer|boolean|object|array|null"}
+"""What the texts of a form leave to the model: the number of a call, as it counts them, and the JSON type of an argument."""
 FEW_DIGITS = "^[0-9]{0,9}([^0-9]+[0-9]{0,9})*$"
 
 COMBINING = ("properties", "$ref", "anyOf", "oneOf", "allOf")
@@ -50,8 +52,9 @@ class Function:
 @dataclass(frozen=True, slots=True)
 class CallForm:
     """How a model family writes calls: after `mark`, `head NAME joint ARGUMENTS tail`, for each further call `again NAME …`,
-    then `end`; without `again`, there is one call only. The arguments are JSON, or with a `key`, each of them is
-    `key NAME value VALUE stop`. A dialect has texts, a grammar strings and ids of tokens.
+    then `end`; without `again`, there is one call only. The arguments are JSON, or with a `value`, each of them is
+    `key NAME value VALUE stop`, with a `comma` between two. A text as VALUE goes up to `stop`; without that, it stands between
+    `quote` and `unquote`, and without these it is JSON as all else. A dialect has texts, a grammar strings and ids of tokens.
     """
 
     mark: str
@@ -63,11 +66,15 @@ class CallForm:
     key: Sequence[str | int] = ""
     value: Sequence[str | int] = ""
     stop: Sequence[str | int] = ""
+    comma: Sequence[str | int] = ""
+    quote: Sequence[str | int] = ""
+    unquote: Sequence[str | int] = ""
 
     @property
     def opening(self) -> Sequence[str | int]:
-        """What comes between the name of a custom tool and its text, which is the argument `input` where arguments have tags."""
-        return [*self.joint, *self.key, "input", *self.value] if self.key else self.joint
+        """What comes between the name of a custom tool and its text, which is the argument `input` where each is written by itself."""
+        quote = [] if self.stop else self.quote
+        return [*self.joint, *self.key, "input", *self.value, *quote] if self.value else self.joint
 
 
 def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
@@ -116,8 +123,7 @@ def form_grammar(functions: Sequence[Function], form: CallForm, *, many: bool, p
     def lark(pieces: Sequence[str | int]) -> str:
         # A token has a line of its own, so that `spelled` finds it.
         return " ".join(
-            marks.setdefault(each, f"mark_{len(marks)}") if isinstance(each, int) else json.dumps(each)
-            for each in pieces
+            marks.setdefault(each, f"mark_{len(marks)}") if isinstance(each, int) else _literal(each) for each in pieces
         )
 
     begun = [
@@ -127,12 +133,13 @@ def form_grammar(functions: Sequence[Function], form: CallForm, *, many: bool, p
     calls = [f"{each} {lark(form.tail)}" for index, each in enumerate(begun) if not functions[index].free]
     more = f' ("\\n"? {lark(form.again)} call){{0,{MAX_CALLS - 1}}}' if many and form.again else ""
     # What closes a free text must be no text itself.
-    closing = lark([piece for piece in (*form.stop, *form.tail, *form.end) if isinstance(piece, int)])
+    closing = lark([piece for piece in (*form.stop, *form.unquote, *form.tail, *form.end) if isinstance(piece, int)])
     texts = [f"{lark(form.head)} {each} {closing}" for index, each in enumerate(begun) if functions[index].free]
     rules = [
         *_rule("start", [*([f"{lark(form.head)} call{more} {lark(form.end)}"] if calls else []), *texts]),
         *_rule("call", calls),
-        *(_tagged(functions, form, lark) if form.key else _arguments(functions)),
+        *(_tagged(functions, form, lark) if form.value else _arguments(functions)),
+        *(f"{_place(place)}: /{expression}/" for place, expression in PLACES.items()),
         *(f"{name}: <[{token}]>" for token, name in marks.items()),
     ]
     bound = LLMatcher.grammar_from_lark("\n".join(rules))
@@ -168,35 +175,65 @@ def _arguments(functions: Sequence[Function], first: int = 0) -> Iterable[str]:
 
 
 def _tagged(functions: Sequence[Function], form: CallForm, lark: Callable[[Sequence[str | int]], str]) -> Iterable[str]:
-    """Rules of arguments between tags."""
-    in_text = "".join(map(str, form.stop)) if all(isinstance(piece, str) for piece in form.stop) else ""
-    # What ends a text is a token, which is in no text, or the first place where it is written.
-    text = f"[suffix={json.dumps(in_text)}]: /(?s:.*)/" if in_text else f": /(?s:.+)/? {lark(form.stop)}"
-    yield f"text{text}"
+    """Rules of arguments that are written one by one."""
+    stop, comma, any_json = lark(form.stop), lark(form.comma), f"%json {json.dumps(_prepared({}, strict=False))}"
+    quoted = "" if form.stop else lark(form.quote)
+    text = f"{quoted} text" if stop or quoted else ""
+    yield from _text(form.stop or form.unquote, lark)
     yield f"NAME: /{NAME}/"
+    yield f"json: {any_json}"
+    yield f"any: {text if stop else ' | '.join(filter(None, (text, 'json')))}"
     for index, function in enumerate(functions):
         if function.free:
             yield from _arguments([function], index)
             continue
         if "properties" not in function.parameters:  # any object
-            yield f"arguments_{index}: ({lark(form.key)} NAME {lark(form.value)} text)*"
+            pair = f"{lark(form.key)} NAME {lark(form.value)} any"
+            yield f"arguments_{index}: ({pair} ({comma} {pair})*)?"
             continue
         pairs = []
         for place, argument in enumerate(arguments_of(function.parameters)):
-            value = f"value_{index}_{place}"
-            pair = f"{lark(form.key)} {json.dumps(argument.name)} {lark(form.value)} "
-            if argument.words == ():
-                pair += "text"
+            pair, value = f"pair_{index}_{place}", f"value_{index}_{place}"
+            begun = f"{pair}: {lark(form.key)} {json.dumps(argument.name)} {lark(form.value)}"
+            if argument.words == () and text:
+                yield f"{begun} ({text}{' | ' + json.dumps('null') if quoted and argument.nullable else ''})"
+            elif argument.words and text:
+                yield f"{begun} {quoted} {value} {lark(form.unquote) if quoted else stop}"
+                yield f"{value}: {' | '.join(map(json.dumps, argument.words))}"
             else:
-                pair += f"{value} {lark(form.stop)}"
-                schema = argument.schema
-                yield (
-                    f"{value}: %json {json.dumps(_prepared(schema, strict=function.strict))}"
-                    if argument.words is None
-                    else f"{value}: {' | '.join(map(json.dumps, argument.words))}"
-                )
-            pairs.append(pair if argument.required else f"({pair})?")
-        yield f"arguments_{index}: {' '.join(pairs) or json.dumps('')}"
+                yield f"{begun} {value} {stop}"
+                yield f"{value}: %json {json.dumps(_prepared(argument.schema, strict=function.strict))}"
+            pairs.append((pair, argument.required))
+        yield f"arguments_{index}: {_in_order(pairs, comma)}"
+
+
+def _text(end: Sequence[str | int], lark: Callable[[Sequence[str | int]], str]) -> Iterable[str]:
+    """The rule of a text up to this end: a token, which is in no text, or the first place where it is written."""
+    if end and all(isinstance(piece, str) for piece in end):
+        yield f"text[suffix={json.dumps(''.join(map(str, end)))}]: /(?s:.*)/"
+    elif end:
+        yield f"text: /(?s:.+)/? {lark(end)}"
+
+
+def _in_order(pairs: Sequence[tuple[str, bool]], comma: str) -> str:
+    """The ways to write these arguments, of which some are required, with a comma between two."""
+    ways = []
+    for index, (pair, required) in enumerate(pairs):
+        later = " ".join(f"{comma} {each}" if needed else f"({comma} {each})?" for each, needed in pairs[index + 1 :])
+        ways.append(f"{pair} {later}")
+        if required:
+            return " | ".join(ways)
+    return " | ".join([*ways, json.dumps("")])
+
+
+def _literal(text: str) -> str:
+    """A text of a form in Lark's syntax."""
+    pieces = re.split(f"({'|'.join(map(re.escape, PLACES))})", text)
+    return " ".join(_place(piece) if piece in PLACES else json.dumps(piece) for piece in pieces if piece)
+
+
+def _place(text: str) -> str:
+    return text.strip("{}").upper()
 
 
 def _from_gbnf(text: str) -> str:

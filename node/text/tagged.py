@@ -1,4 +1,4 @@
-"""Arguments between tags, as Qwen3-Coder, GLM and MiniMax write them in calls: a text as it is, all else in JSON."""
+"""Arguments that are written one by one, as Qwen3-Coder, GLM and Gemma do in calls: a text as it is, all else in JSON."""
 
 import json
 import re
@@ -20,7 +20,7 @@ _OF_ALL = _NOTES | {
     "$schema",
     "strict",
 }
-NAME = r'[^<>"=\s]+'
+NAME = r'[^<>"=:,(){}\s]+'
 """An expression for the names of arguments."""
 
 
@@ -85,17 +85,41 @@ def _is_word(text: str) -> bool:
     return bool(text) and not re.search(r"[<>\n]", text)
 
 
-def read_arguments(text: str, at: int, pair: re.Pattern[str], known: Iterable[Argument]) -> tuple[dict[str, Any], int]:
-    """The arguments from a place in a text on, and where they end. `pair`: a name and a value. Raises ValueError if one of
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The texts around arguments, see `CallForm`; `begin` is an expression up to a value, of which NAME is a group."""
+
+    begin: re.Pattern[str]
+    stop: str = ""
+    quote: str = ""
+    unquote: str = ""
+
+
+def read_arguments(text: str, at: int, tags: Tags, known: Iterable[Argument] | None) -> tuple[dict[str, Any], int]:
+    """The arguments from a place in a text on, and where they end; without any `known`, all may come. Raises ValueError if one of
     them is unknown, or is neither a text nor JSON.
     """
-    arguments, found = {each.name: each for each in known}, dict[str, Any]()
-    while match := pair.match(text, at):
-        name, written, at = match[1], match[2], match.end()
-        if name not in arguments:
+    arguments, found = {each.name: each for each in known or ()}, dict[str, Any]()
+    while match := tags.begin.match(text, at):
+        name, at = match[1], match.end()
+        if known is not None and name not in arguments:
             raise ValueError(f"there is no argument {name}")
-        found[name] = _value(arguments[name], written)
+        if tags.stop:
+            end = text.index(tags.stop, at)
+            found[name], at = _value(arguments[name], _unquoted(text[at:end], tags)), end + len(tags.stop)
+        elif tags.quote and text.startswith(tags.quote, at):
+            at += len(tags.quote)
+            end = text.index(tags.unquote, at)
+            found[name], at = text[at:end], end + len(tags.unquote)
+        else:
+            found[name], at = json.JSONDecoder().raw_decode(text, at)
     return found, at
+
+
+def _unquoted(written: str, tags: Tags) -> str:
+    text = written.strip()
+    is_quoted = tags.quote and text.startswith(tags.quote) and text.endswith(tags.unquote)
+    return text.removeprefix(tags.quote).removesuffix(tags.unquote) if is_quoted else written
 
 
 def _value(argument: Argument, written: str) -> Any:

@@ -108,8 +108,8 @@ class Tokenizer(Encoder):
         form = self.dialect.form
         if form is None:
             return None
-        parts = (form.head, form.joint, form.tail, form.again, form.end, form.key, form.value, form.stop)
-        return CallForm(form.mark, *(self._pieces(str(part), self.markup) for part in parts))
+        mark, *parts = astuple(form)
+        return CallForm(mark, *(self._pieces(str(part), self.markup) for part in parts))
 
     def _pieces(self, text: str, marks: Iterable[int]) -> list[str | int]:
         """Split a text into strings and the `marks`, which are ids of tokens."""

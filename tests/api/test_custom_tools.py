@@ -188,10 +188,12 @@ async def test_calls_and_their_outputs_go_back(server):
 def around(tokenizer, name):
     """What comes before the text of a call of `date` in the family's form, and behind it."""
     call, form = BOUND[name].call, tokenizer.call_form
-    closing = "".join(tokenizer.spell([each]) for each in (*form.stop, *form.tail, *form.end) if isinstance(each, int))
-    if form.key:
+    parts = (*form.stop, *form.unquote, *form.tail, *form.end)
+    closing = "".join(tokenizer.spell([each]) for each in parts if isinstance(each, int))
+    if form.value:
         of_text = tokenizer.dialect.form
-        return f"{of_text.mark}{of_text.head}date{''.join(of_text.opening)}", closing
+        opening = "".join(of_text.opening).replace("{number}", "3").replace("{kind}", "string")
+        return f"{of_text.mark}{of_text.head}date{opening}", closing
     start = call[: call.index("{", call.index("arguments") if "arguments" in call else 0)]
     return start.replace("weather", "date"), closing if name in ("qwen", "kimi k2") else ""
 

@@ -1,6 +1,7 @@
 """Thoughts and tool calls, read from answers as they arrive: the pure parts, without HTTP."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,7 +131,7 @@ def test_a_call_that_is_cut_anywhere_is_given_as_far_as_it_came(tmp_path, name):
             assert '{"city": "Rome"}'.startswith(arguments)
             assert ended == (arguments == '{"city": "Rome"}')
     assert given[-1] == [("weather", '{"city": "Rome"}', True)]
-    if tokenizer.dialect.form and not tokenizer.dialect.form.key:
+    if tokenizer.dialect.form and not tokenizer.dialect.form.value:
         assert [("weather", '{"city": "Rome', False)] in given
 
 
@@ -173,7 +174,7 @@ def test_of_several_calls_between_two_marks_the_last_is_cut_anywhere(tokenizers,
     assert given[0] == []
     assert [("weather", "", False)] in given
     assert ([("weather", '{"city": "Rome', False)] in given) == bool(
-        tokenizer.dialect.form and not tokenizer.dialect.form.key
+        tokenizer.dialect.form and not tokenizer.dialect.form.value
     )
     assert given[-1] == [("weather", '{"city": "Rome"}', True)]
 
@@ -184,6 +185,19 @@ def test_a_cut_name_that_more_than_one_function_has_is_none(tokenizers):
         whole, _ = read(tokenizers["qwen"], f'<tool_call>{{"name": "weather{rest}', end="length", tools=tools)
         assert [call.name for call in whole.calls.values()] == (expected or [])
         assert bool(whole.text) == (expected is None)
+
+
+@pytest.mark.parametrize("name", ["qwen", "lfm", "gemma 4"])
+def test_numbers_that_json_has_not(tokenizers, name):
+    """A schema's number may have any exponent; NaN is no JSON, so a call with it is none."""
+    tokenizer, call = tokenizers[name], FAMILIES[name].call
+    rome = next(each for each in ('<|"|>Rome<|"|>', '"Rome"') if each in call)
+    largest = sys.float_info.max
+    for number, expected in (("1e999", largest), ("[-1e999]", [-largest]), ("1e30", 1e30)):
+        assert called(read(tokenizer, call.replace(rome, number))[0]) == [("weather", {"city": expected})]
+    whole, _ = read(tokenizer, call.replace(rome, "NaN"))
+    assert not whole.calls
+    assert "NaN" in whole.text
 
 
 def test_white_space_about_what_is_no_call_stays(tokenizers):

@@ -21,6 +21,7 @@ from tests.text.test_constraint import constraints_of
 CITIES = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITIES, "strict": True}}
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+TEXT = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 HARMONY_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}'
 HEADED = replace(
     FAMILIES["mistral"], special=("[TOOL_CALLS]", "[ARGS]"), call='[TOOL_CALLS]weather[ARGS]{"city": "Rome"}'
@@ -32,7 +33,13 @@ BOUND = {
     "mistral with headers": HEADED,
     "kimi k2": FAMILIES["kimi k2"],
     "gpt-oss": replace(HARMONY, call=HARMONY_CALL),
-    **{name: FAMILIES[name] for name in ("qwen coder", "glm", "minimax", "muse spark", "longcat")},
+    **{
+        name: FAMILIES[name]
+        for name in (
+            *("qwen coder", "glm", "minimax", "muse spark", "longcat", "kimi k3", "minicpm"),
+            *("lfm", "function gemma", "gemma 4"),
+        )
+    },
     "glm in lines": replace(
         FAMILIES["glm"],
         hint="<arg_key>{{ k }}</arg_key>\n<arg_value>",
@@ -97,9 +104,22 @@ def drawn(family, grammar, begin, seed):
 def without_city(family, name):
     """The family's call of `weather` without arguments."""
     call, form = BOUND[name].call, family[0].dialect.form
-    if not form.key:
+    if not form.value:
         return call.replace('"city": "Rome"', "")
-    return call[: call.index(form.key)] + call[call.index(form.stop) + len(form.stop) :]
+    return call.replace(one_by_one(form, {"city": "Rome"}), "")
+
+
+def one_by_one(form, arguments):
+    """The arguments in a form that writes each by itself, a text as it is."""
+    return form.comma.join(
+        f"{form.key}{name}{form.value}{value_in(form, value)}{form.stop}" for name, value in arguments.items()
+    ).replace("{kind}", "string")
+
+
+def value_in(form, value):
+    if not isinstance(value, str) or isinstance(value, Json) or not (form.stop or form.quote):
+        return json.dumps(value)
+    return value if form.stop else f"{form.quote}{value}{form.unquote}"
 
 
 @EACH
@@ -171,7 +191,7 @@ KINDS = {
     "$defs": {"place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
 }
 ALL_KINDS = {"type": "function", "function": {"name": "weather", "parameters": KINDS, "strict": True}}
-TAGGED = [name for name, family in BOUND.items() if "city" in family.call and '"city": ' not in family.call]
+ONE_BY_ONE = [name for name, family in BOUND.items() if "city" in family.call and '"city": ' not in family.call]
 GIVEN = {
     "text": "a < b\n\n</x> null",
     "maybe": "null and none",
@@ -182,17 +202,19 @@ GIVEN = {
 }
 
 
-def tagged(family, name, arguments):
-    """The family's call of `weather` with these arguments, of which a text is written as it is."""
-    call, form = BOUND[name].call, family[0].dialect.form
-    pairs = "".join(
-        f"{form.key}{argument}{form.value}{value if isinstance(value, str) else json.dumps(value)}{form.stop}"
-        for argument, value in arguments.items()
-    )
-    return call[: call.index(form.key)] + pairs + call[call.index(form.stop) + len(form.stop) :]
+class Json(str):
+    """A text that is written in JSON, as those with a pattern are."""
+
+    __slots__ = ()
 
 
-@pytest.mark.parametrize("name", TAGGED)
+def written(family, name, arguments):
+    """The family's call of `weather` with these arguments."""
+    form = family[0].dialect.form
+    return BOUND[name].call.replace(one_by_one(form, {"city": "Rome"}), one_by_one(form, arguments))
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
 async def test_arguments_between_tags(families, grammars, name):
     """Texts are written as they are, others in JSON, where a text with a pattern is one of these."""
     family = families[name]
@@ -205,7 +227,7 @@ async def test_arguments_between_tags(families, grammars, name):
         {**GIVEN, "text": "null"},
         {**GIVEN, "text": ""},
     ):
-        call = tagged(family, name, {**given, "zip": f'"{given["zip"]}"'})
+        call = written(family, name, {**given, "zip": Json(given["zip"])})
         assert fits(family, grammar, call)
         tokens = family[0].encode(call, bos=False)
         whole, _ = read(family[0], tokens, tools=(ALL_KINDS,), channel=family[0].dialect.initial)
@@ -214,9 +236,13 @@ async def test_arguments_between_tags(families, grammars, name):
             cut = family[0].encode(call[: call.rindex(tail) + len(tail)], bos=False)
             whole, _ = read(family[0], cut, tools=(ALL_KINDS,), end="length", channel=family[0].dialect.initial)
             assert called(whole) == [("weather", given)]
-    for wrong in ({"unit": "K"}, {"days": 10}, {"days": "x"}, {"zip": '"123"'}, {"zip": "01234"}, {"place": {}}):
-        assert not fits(family, grammar, tagged(family, name, {**GIVEN, "zip": '"01234"', **wrong}))
-    assert not fits(family, grammar, tagged(family, name, {"text": "without the others"}))
+    right = {**GIVEN, "zip": Json("01234")}
+    assert fits(family, grammar, written(family, name, right))
+    for wrong in ({"unit": "K"}, {"days": 10}, {"days": "x"}, {"zip": Json("123")}, {"place": {}}):
+        assert not fits(family, grammar, written(family, name, {**right, **wrong}))
+    if name != "lfm":  # whose texts are all JSON
+        assert not fits(family, grammar, written(family, name, GIVEN))
+    assert not fits(family, grammar, written(family, name, {"text": "without the others"}))
 
 
 async def test_a_schema_that_says_more_than_its_arguments_is_refused_between_tags(families, grammars):
@@ -231,6 +257,82 @@ async def test_a_schema_that_says_more_than_its_arguments_is_refused_between_tag
     call = BOUND["qwen coder"].call.replace("weather", "any").replace("city", "place").replace("Rome", "Ur")
     assert fits(family, grammar, call)
     assert not fits(family, grammar, call.replace("any", "weather"))
+
+
+@pytest.mark.parametrize(
+    ("name", "as_written", "given"),
+    [
+        ("lfm", 'a="x, b=1", c={"d": "}, e"}', {"a": "x, b=1", "c": {"d": "}, e"}}),
+        ("function gemma", 'a:<escape>}, b:1<escape>,c:{"d": "}, e:5"}', {"a": "}, b:1", "c": {"d": "}, e:5"}}),
+        ("gemma 4", 'a:<|"|>}, b:1<|"|>,c:{"d": "}, e:5"}', {"a": "}, b:1", "c": {"d": "}, e:5"}}),
+    ],
+)
+async def test_any_arguments_without_tags(families, grammars, name, as_written, given):
+    """Of a tool that is not strict, and whose schema says more than its arguments."""
+    family = families[name]
+    loose = {"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {}]}
+    tool = {"type": "function", "function": {"name": "any", "parameters": loose}}
+    grammar = await grammar_of(grammars, family[0], WEATHER, tool)
+    form = family[0].dialect.form
+    call = BOUND[name].call.replace("weather", "any").replace(one_by_one(form, {"city": "Rome"}), as_written)
+    assert fits(family, grammar, call)
+    whole, _ = read(family[0], family[0].encode(call, bos=False), tools=(WEATHER, tool))
+    assert called(whole) == [("any", given)]
+
+
+async def test_arguments_that_may_be_left_out_have_commas_between_them(families, grammars):
+    names = "abcd"
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": ["c"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema, "strict": True}}
+    for name in ("lfm", "gemma 4"):
+        family = families[name]
+        grammar = await grammar_of(grammars, family[0], tool)
+        for given in ("c", "ac", "bc", "cd", "abc", "acd", "bcd", "abcd"):
+            assert fits(family, grammar, written(family, name, dict.fromkeys(given, 1)))
+        for wrong in ("", "a", "ab", "abd", "ca", "cc"):
+            pairs = ",".join(one_by_one(family[0].dialect.form, {each: 1}) for each in wrong)
+            call = written(family, name, {}).replace("()", f"({pairs})").replace("{}", f"{{{pairs}}}")
+            assert not fits(family, grammar, call)
+        call = written(family, name, {"b": 1, "c": 1})
+        for wrong in (
+            call.replace(family[0].dialect.form.comma, ""),
+            call.replace("b", f"{family[0].dialect.form.comma}b"),
+        ):
+            assert not fits(family, grammar, wrong)
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("kimi k2", (":0", ":{}")), ("kimi k3", ('"1"', '"{}"'))])
+async def test_a_model_counts_its_calls_itself(families, grammars, name, numbers):
+    """Kimi K2 those of the whole conversation, K3 those of an answer."""
+    family, call = families[name], BOUND[name].call
+    tail = family[0].dialect.tail
+    grammar = await grammar_of(grammars, family[0], WEATHER)
+    first, again = call[: call.index(tail) + len(tail)], str(family[0].dialect.form.again)
+    second = first[first.index(again) :]
+    both = "".join(part.replace(numbers[0], numbers[1].format(at)) for part, at in ((first, 7), (second, 8)))
+    both += call[len(first) :]
+    assert fits(family, grammar, both)
+    assert not fits(family, grammar, both.replace("7", "x"))
+    whole, _ = read(family[0], family[0].encode(both, bos=False), channel=family[0].dialect.initial)
+    assert called(whole) == [("weather", {"city": "Rome"})] * 2
+
+
+async def test_the_types_that_kimi_k3_tells(families, grammars):
+    family, call = families["kimi k3"], BOUND["kimi k3"].call
+    grammar = await grammar_of(grammars, family[0], ALL_KINDS)
+    whole = written(family, "kimi k3", {**GIVEN, "zip": Json("01234")})
+    assert fits(family, grammar, whole.replace('key="days" type="string"', 'key="days" type="number"'))
+    assert not fits(family, grammar, whole.replace('key="days" type="string"', 'key="days" type="text"'))
+    assert 'type="string"' in call
+
+
+async def test_minicpms_texts_may_be_quoted(families, grammars):
+    family = families["minicpm"]
+    tool = {"type": "function", "function": {"name": "weather", "parameters": TEXT, "strict": True}}
+    call = BOUND["minicpm"].call.replace("Rome", "<![CDATA[a < b\n]]>")
+    assert fits(family, await grammar_of(grammars, family[0], tool), call)
+    whole, _ = read(family[0], family[0].encode(call, bos=False), tools=(tool,))
+    assert called(whole) == [("weather", {"city": "a < b\n"})]
 
 
 async def test_no_token_goes_over_the_end_of_a_mark(families, grammars):
@@ -249,7 +351,8 @@ async def test_only_strict_tools_are_bound_and_only_in_families_of_known_form(fa
     tokenizer, _ = families["qwen"]
     assert await grammar_of(grammars, tokenizer, NOW) == ""
     assert await make_grammar(grammars, use_of([WEATHER], "auto").tool_use, None, "a") == ""
-    assert await grammar_of(grammars, make(FAMILIES["lfm"], tmp_path), WEATHER) == ""
+    without_calls = make(replace(FAMILIES["qwen"], hint="", added=()), tmp_path)
+    assert await grammar_of(grammars, without_calls, WEATHER) == ""
 
 
 async def test_a_schema_that_cant_be_followed_is_refused_if_strict_else_any_object(families, grammars):

@@ -5,9 +5,7 @@ import re
 import pytest
 
 from node.core.errors import BadRequest
-from node.text.tagged import arguments_of, read_arguments
-
-PAIR = re.compile(r"<(\w+)>(.*?);", re.DOTALL)
+from node.text.tagged import Tags, arguments_of, read_arguments
 
 
 def written(schema):
@@ -90,12 +88,36 @@ def test_reading():
         "maybe": {"type": ["string", "null"]},
         "n": {},
     }
-    known = arguments_of({"properties": schema})
+    known, tags = arguments_of({"properties": schema}), Tags(re.compile(r"<(\w+)>"), ";")
     given = 'f(<text>null;<zip>01234;<zip>"01235";<maybe>null;<n>{"a": [1]};)'
-    found, end = read_arguments(given, 2, PAIR, known)
+    found, end = read_arguments(given, 2, tags, known)
     assert found == {"text": "null", "zip": "01235", "maybe": None, "n": {"a": [1]}}
     assert given[end:] == ")"
-    assert read_arguments("<zip>12345;", 0, PAIR, known) == ({"zip": "12345"}, 11)
-    for wrong in ("<other>1;", "<n>x;"):
+    assert read_arguments("<zip>12345;", 0, tags, known) == ({"zip": "12345"}, 11)
+    for wrong in ("<other>1;", "<n>x;", "<text>x"):
         with pytest.raises(ValueError):
-            read_arguments(wrong, 0, PAIR, known)
+            read_arguments(wrong, 0, tags, known)
+
+
+def test_reading_of_what_no_tag_ends():
+    begin = re.compile(r"(?:,)?(\w+):")
+    known = arguments_of({"properties": {"text": {"type": "string"}, "n": {}, "maybe": {"type": ["string", "null"]}}})
+    given = '{text:~a,n:5}~,n:{"a": "},~"},maybe:null}'
+    assert read_arguments(given, 1, Tags(begin, quote="~", unquote="~"), known) == (
+        {"text": "a,n:5}", "n": {"a": "},~"}, "maybe": None},
+        len(given) - 1,
+    )
+    assert read_arguments('n:["~"],other:"\\ud83d\\ude00")', 0, Tags(begin), None) == ({"n": ["~"], "other": "😀"}, 28)
+    for wrong in ("text:~a", "n:x", "other:1"):
+        with pytest.raises(ValueError):
+            read_arguments(wrong, 0, Tags(begin, quote="~", unquote="~"), known)
+
+
+def test_reading_of_texts_that_may_be_quoted():
+    tags = Tags(re.compile(r"<(\w+)>"), "</>", "[[", "]]")
+    known = arguments_of({"properties": {"a": {"type": "string"}, "b": {"type": "string"}, "n": {}}})
+    assert read_arguments("<a>[[ <x> ]]</><b>[[x</><n>[[5]]</>", 0, tags, known)[0] == {
+        "a": " <x> ",
+        "b": "[[x",
+        "n": 5,
+    }
