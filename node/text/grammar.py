@@ -1,8 +1,6 @@
 """Makes grammars in llguidance's format, for JSON schemas and for tool calls.
 
-The gateway makes and checks the text of a grammar, and the driver follows the same text. In two points a grammar is
-stricter than its JSON schema, so that weak models finish their answers, too: white space is that of `json.dumps`, and
-anything that the schema leaves unbounded by omission (further properties, number of digits) is bounded.
+The gateway makes and checks the text of a grammar, and the driver follows the same text.
 """
 
 import json
@@ -15,26 +13,13 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from node.core.errors import BadRequest
+from node.text.json_schema import prepared
 from node.text.tagged import NAME, arguments_of
 
-STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_CALLS = 16
 """Maximum calls in one answer, as weak models repeat calls forever."""
-EXACT = 2**53 - 1
-"""Largest integer that is exact in all JSON parsers (RFC 8259, section 6)."""
-FINE, COARSE = 1e-9, 1e-3
-"""Decimal step of bounded numbers; ranges and bounds smaller than COARSE are not rounded to it."""
-BOUNDS = {("minimum", "exclusiveMinimum"): -EXACT, ("maximum", "exclusiveMaximum"): EXACT}
-TIMES = ("time", "date-time", "duration")
-"""Formats of any number of digits, which weak models write forever."""
 PLACES = {"{number}": "[0-9]{1,4}", "{kind}": "string|number|integer|boolean|object|array|null"}
 """What the texts of a form leave to the model: the number of a call, as it counts them, and the JSON type of an argument."""
-FEW_DIGITS = "^[0-9]{0,9}([^0-9]+[0-9]{0,9})*$"
-
-COMBINING = ("properties", "$ref", "anyOf", "oneOf", "allOf")
-SCHEMAS = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
-SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +65,7 @@ class CallForm:
 def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
     """Grammar of the JSON texts that the schema accepts. Raises BadRequest, naming `param`."""
     try:
-        grammar = LLMatcher.grammar_from_json_schema(_prepared(schema, strict=strict))
+        grammar = LLMatcher.grammar_from_json_schema(prepared(schema, strict=strict))
     except ValueError as error:  # integers of more than 64 bits
         raise BadRequest(f"Invalid '{param}': the schema can't be followed: {error}", param=param) from error
     return _checked(grammar, param)
@@ -111,7 +96,7 @@ def calls_grammar(
         *_rule("calls", [*([f"call{more}"] if calls else []), *texts]),
         *_rule("call", calls),
         *_arguments(functions),
-        *([] if answer is None else [f"answer: %json {json.dumps(_prepared(answer, strict=False))}"]),
+        *([] if answer is None else [f"answer: %json {json.dumps(prepared(answer, strict=False))}"]),
     ]
     return _checked(LLMatcher.grammar_from_lark("\n".join(rules)), param)
 
@@ -171,12 +156,12 @@ def _arguments(functions: Sequence[Function], first: int = 0) -> Iterable[str]:
         if function.free:
             yield f"arguments_{index}: %lark {{\n{_lark(*function.free)}\n}}"
         else:
-            yield f"arguments_{index}: %json {json.dumps(_prepared(function.parameters, strict=function.strict))}"
+            yield f"arguments_{index}: %json {json.dumps(prepared(function.parameters, strict=function.strict))}"
 
 
 def _tagged(functions: Sequence[Function], form: CallForm, lark: Callable[[Sequence[str | int]], str]) -> Iterable[str]:
     """Rules of arguments that are written one by one."""
-    stop, comma, any_json = lark(form.stop), lark(form.comma), f"%json {json.dumps(_prepared({}, strict=False))}"
+    stop, comma, any_json = lark(form.stop), lark(form.comma), f"%json {json.dumps(prepared({}, strict=False))}"
     quoted = "" if form.stop else lark(form.quote)
     text = f"{quoted} text" if stop or quoted else ""
     yield from _text(form.stop or form.unquote, lark)
@@ -202,7 +187,7 @@ def _tagged(functions: Sequence[Function], form: CallForm, lark: Callable[[Seque
                 yield f"{value}: {' | '.join(map(json.dumps, argument.words))}"
             else:
                 yield f"{begun} {value} {stop}"
-                yield f"{value}: %json {json.dumps(_prepared(argument.schema, strict=function.strict))}"
+                yield f"{value}: %json {json.dumps(prepared(argument.schema, strict=function.strict))}"
             pairs.append((pair, argument.required))
         yield f"arguments_{index}: {_in_order(pairs, comma)}"
 
@@ -267,98 +252,3 @@ def _checked(grammar: str, param: str, what: str = "schema") -> str:
     if error := LLMatcher.validate_grammar(grammar):
         raise BadRequest(f"Invalid '{param}': the {what} can't be followed: {error.splitlines()[0][:500]}", param=param)
     return grammar
-
-
-def _prepared(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-    options = {**STYLE, "lenient": not strict}
-    return {**_tightened(schema, close=not _combines(schema)), "x-guidance": options}
-
-
-def _tightened(schema: Any, *, close: bool) -> Any:
-    """Add missing bounds to a schema. `close`: forbid further properties in objects that do not mention them."""
-    if not isinstance(schema, Mapping):
-        return schema
-    # llguidance refuses unknown values of `$schema`, which has no effect otherwise.
-    tight = {key: value for key, value in schema.items() if key != "$schema"}
-    for key in tight.keys() & set(SCHEMAS):
-        tight[key] = _tightened(tight[key], close=close)
-    for key in tight.keys() & set(SCHEMA_LISTS):
-        if isinstance(tight[key], list):
-            tight[key] = [_tightened(each, close=close) for each in tight[key]]
-    for key in tight.keys() & set(SCHEMA_MAPS):
-        if isinstance(tight[key], Mapping):
-            tight[key] = {name: _tightened(each, close=close) for name, each in tight[key].items()}
-    _limit_names(tight)
-    if close and _may_be_closed(tight):
-        tight["additionalProperties"] = False
-    if tight.get("type") in ("integer", "number") and not tight.keys() & {"enum", "const", "multipleOf"}:
-        _bound(tight)
-    _limit_digits(tight)
-    return tight
-
-
-def _limit_names(schema: dict[str, Any]) -> None:
-    """Replace `propertyNames` by `patternProperties`, which llguidance knows, where they mean the same."""
-    match schema.get("propertyNames"):
-        case {"enum": list(names), **more} if all(isinstance(name, str) for name in names):
-            pattern = f"^({'|'.join(map(re.escape, names))})$"
-        case {"pattern": str(pattern), **more}:
-            pass
-        case {"type": "string", **more}:
-            pattern = ""
-        case _:
-            return
-    if more.keys() - {"type", "title", "description"} or "patternProperties" in schema:
-        return
-    del schema["propertyNames"]
-    others = schema.get("additionalProperties", True)
-    if pattern and others is not False:
-        schema |= {"patternProperties": {pattern: others}, "additionalProperties": False}
-
-
-def _limit_digits(schema: dict[str, Any]) -> None:
-    """Bound the digits of times, which have any number of them."""
-    if schema.get("format") not in TIMES or schema.keys() & {"enum", "const"}:
-        return
-    if isinstance(more := schema.get("allOf", []), list):
-        schema["allOf"] = [*more, {"pattern": FEW_DIGITS}]
-
-
-def _may_be_closed(schema: Mapping[str, Any]) -> bool:
-    if schema.keys() & {"additionalProperties", "patternProperties", "unevaluatedProperties"}:
-        return False
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
-        return False
-    return all(name in properties for name in required if isinstance(name, str))
-
-
-def _bound(schema: dict[str, Any]) -> None:
-    """Bound the digits of integers, and of numbers with a bound; other numbers may need an exponent."""
-    given = [schema[key] for sides in BOUNDS for key in sides if key in schema]
-    if not all(isinstance(bound, int | float) and abs(bound) < EXACT for bound in given):
-        return
-    if schema["type"] == "number":
-        fine = any(0 < abs(bound) < COARSE for bound in given) or (len(given) > 1 and max(given) - min(given) < COARSE)
-        if fine or not given:
-            return
-        schema["multipleOf"] = FINE
-    for sides, bound in BOUNDS.items():
-        if not schema.keys() & set(sides):
-            schema[sides[0]] = bound
-
-
-def _combines(schema: Any) -> bool:
-    """Whether the schema combines several descriptions of one object: closing one would forbid properties of another."""
-    return any(
-        sum(key in each for key in COMBINING) > 1 or (isinstance(each.get("allOf"), list) and len(each["allOf"]) > 1)
-        for each in _objects(schema)
-    )
-
-
-def _objects(value: Any) -> Iterable[Mapping[str, Any]]:
-    """All objects in a JSON value, at any depth."""
-    if isinstance(value, Mapping):
-        yield value
-    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        yield from _objects(item)

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from node.core.errors import BadRequest
-from node.text.grammar import EXACT, Function, call_head, calls_grammar, json_grammar
+from node.text.grammar import Function, call_head, calls_grammar, json_grammar
+from node.text.json_schema import EXACT
 from node.text.tokenizer import Tokenizer
 from tests.text.test_constraint import constraints_of
 

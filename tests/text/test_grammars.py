@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from node.core.errors import BadRequest, Overloaded
 from node.text import grammars as limits
 from node.text.constraint import Constraint, Constraints
-from node.text.grammar import EXACT, Function, json_grammar
+from node.text.grammar import Function, json_grammar
 from node.text.grammars import MAX_BYTES, MAX_GRAMMAR, MAX_LEVELS, MAX_VALUES, Grammars, check
+from node.text.json_schema import EXACT
 from node.text.sandboxed_encoder import tokenizer_sandbox
 from node.text.tokenizer import Tokenizer
 from tests.text.test_constraint import DEMO, PERSON
