@@ -89,7 +89,9 @@ async def describe(env: Env, request: web.Request) -> web.Response:
 
 
 async def search(env: Env, request: web.Request) -> web.Response:
-    """Models of the hub by a part of their names."""
+    """Models of the hub by a part of their names, or the one of an id."""
+    if model := request.query.get("model", ""):
+        return web.json_response({"models": [asdict(await env.gateway.disk.about(model, request[CLIENT]))]})
     text = request.query.get("search", "").strip()
     if not 0 < len(text) <= MAX_NAME_CHARS:
         raise BadRequest(f"'search' should have 1 to {MAX_NAME_CHARS} characters.", param="search")

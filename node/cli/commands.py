@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -21,7 +22,7 @@ from node.cli.launch import PROGRAMS, choose, launch
 from node.cli.pictures import picture_part, with_pictures
 from node.cli.table import render
 from node.cli.terminal import complain, printable, progress, without_controls
-from node.cli.wait import SETTLED_S, Target, check_name, in_memory, target_of, undrained, until_settled, wait
+from node.cli.wait import SETTLED_S, Target, check_name, hub_lacks, in_memory, target_of, undrained, until_settled, wait
 from node.core.rate import Rate
 from node.core.units import format_bytes, format_download
 from node.core.usage import Group, OneOf, option
@@ -264,9 +265,10 @@ def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = t
 @asks_node
 def wait_for(api: Api, nodes: int, model: str | None, timeout: float) -> int:
     """Wait until the cluster is ready."""
+    lacks = cache(partial(hub_lacks, api))  # asked once, not each time that the status is
 
     def target(status: Json) -> Target:
-        return target_of(api, nodes, model, status) if model else Target(nodes)
+        return target_of(api, nodes, model, status, lacks) if model else Target(nodes)
 
     missing, refused = (lambda status: target(status).missing(status)), (lambda status: target(status).refused(status))
     return _wait_until(api, timeout, missing, "ready", "ready", refused, until_settled)

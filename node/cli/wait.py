@@ -122,21 +122,34 @@ def model_id(api: Api, name: str, status: Json) -> str:
         return name
 
 
-def target_of(api: Api, nodes: int, name: str, status: Json) -> Target:
-    """A number of nodes, and the model that a name means."""
+def target_of(api: Api, nodes: int, name: str, status: Json, hub_lacks: Callable[[str], str] = lambda _: "") -> Target:
+    """A number of nodes, and the model that a name means. `hub_lacks`: as the function, asked of an id that no node has."""
     model = model_id(api, name, status)
     is_wanted = model in [wanted["id"] for wanted in status["models"]]
-    return Target(nodes, model, "" if is_wanted else unknown(api, model))
+    return Target(nodes, model, "" if is_wanted else unknown(api, model, hub_lacks))
 
 
-def unknown(api: Api, name: str) -> str:
+def hub_lacks(api: Api, model: str) -> str:
+    """What the hub says if it has no model of this id; empty where it has one, or is not reached."""
+    try:
+        api.ask("GET", f"/cluster/hub?model={quote(model, safe='')}")
+    except RequestRefused as error:
+        return str(error) if error.why == ModelNotFound.code else ""
+    except StatusFailed:
+        pass
+    return ""
+
+
+def unknown(api: Api, name: str, hub_lacks: Callable[[str], str] = lambda _: "") -> str:
     """Why a name can be of no model, with one that is like it; empty for a model that is here, and for a short name
-    or an id, which a node may fetch.
+    or an id, which a node may fetch unless `hub_lacks` it.
     """
     found = api.ask("GET", "/cluster/models")
     here = [model["id"] for model in found["models"]]
-    if "/" in name or name in here:
+    if name in here:
         return ""
+    if "/" in name:
+        return hub_lacks(name)
     shorts = [*found["short_names"], *(model.rpartition("/")[2] for model in found["short_names"].values())]
     if any(_plain(short).startswith(_plain(name)) for short in shorts):
         return ""

@@ -97,6 +97,12 @@ class Disk:
         allowed = set(self.allowlist.filter(model.id for model in found))
         return [model for model in found if model.id in allowed]
 
+    async def about(self, model: str, client: str) -> HubModel:
+        """What the hub says of a model. Raises ModelNotAllowed, ModelNotFound, HubUnavailable, Overloaded."""
+        self.allowlist.check(model)
+        async with self._searches.turn(client):
+            return await self.pools.hub.run(self.specs.hub.about, model)
+
     async def _fetch(self, whole: Shard, progress: Progress, client: str) -> None:
         """Fetch a model in turns, each until it is here or another client is to have one. What has come is kept."""
         while True:

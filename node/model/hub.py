@@ -31,7 +31,7 @@ from node.model.download import STALL_S, Source, download, first_bytes
 from node.model.file_names import DESCRIPTION, INDEX, check_small_files, is_safe, is_small, is_weights
 from node.model.formats import unloadable
 from node.model.hub_errors import HUB_ERRORS, translated
-from node.model.hub_search import HubModel, search
+from node.model.hub_search import HubModel, about, search
 from node.model.layouts import Layouts, read_index
 from node.model.safetensors_header import header_length
 from node.model.weights import Weights
@@ -88,6 +88,11 @@ class Hub:
     def search(self, text: str) -> list[HubModel]:
         """Raises HubUnavailable."""
         return search(self._api, text)
+
+    def about(self, model_id: str) -> HubModel:
+        """What the hub says of a model now. Raises ModelNotFound, HubUnavailable."""
+        with _told(model_id):
+            return about(self._api, model_id)
 
     def fetch(
         self,

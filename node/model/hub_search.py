@@ -1,5 +1,6 @@
 """Looks for models on the hub, as people do."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,18 @@ def search(api: HfApi, text: str) -> list[HubModel]:
         raise HubUnavailable(f"The hub cannot be searched ({first_line(error)}).", hint=_OTHERWISE) from error
 
 
+def about(api: HfApi, model_id: str) -> HubModel:
+    """One model. Raises huggingface_hub's errors, also for what can be no id."""
+    info = api.model_info(model_id, expand=["downloads", "safetensors"], timeout=STALL_S)
+    counts = info.safetensors.parameters if info.safetensors else {}
+    return HubModel(info.id, _bytes(counts), info.downloads or 0)
+
+
 def _found(model: Any) -> HubModel:
-    counts = ((model.get("safetensors") or {}).get("parameters") or {}).items()
-    bits = sum(count * BITS.get(dtype, 0) for dtype, count in counts)
-    return HubModel(str(model["id"]), bits // 8, int(model.get("downloads") or 0))
+    counts = (model.get("safetensors") or {}).get("parameters") or {}
+    return HubModel(str(model["id"]), _bytes(counts), int(model.get("downloads") or 0))
+
+
+def _bytes(counts: Mapping[str, int]) -> int:
+    """`counts`: numbers of parameters by dtype."""
+    return sum(count * BITS.get(dtype, 0) for dtype, count in counts.items()) // 8

@@ -324,6 +324,11 @@ class ScriptedBackend:
             raise self.refusal
         return [model for model in self.on_hub if text in model.id]
 
+    async def about(self, model: str, client: str) -> HubModel:
+        for found in await self.search(model, client):
+            return found
+        raise ModelNotFound(f"There is no model {model!r} on the hub.")
+
     async def remove(self, name: str, *, not_fetched: bool = False) -> tuple[str, int]:
         if self.refusal and not not_fetched:
             raise self.refusal

@@ -272,6 +272,10 @@ async def test_the_hub_is_searched(server, backend):
     for query in ("", "?search=", "?search=%20", f"?search={'x' * 513}"):
         async with server.http.get(f"{server.url}/cluster/hub{query}") as response:
             assert response.status == 400
+    async with server.http.get(f"{server.url}/cluster/hub?model=org/other") as response:
+        assert await response.json() == {"models": [{"id": "org/other", "bytes": 0, "downloads": 1}]}
+    async with server.http.get(f"{server.url}/cluster/hub?model=org/typo") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "model_not_found")
     backend.refusal = HubUnavailable("The hub is away.")
     async with server.http.get(f"{server.url}/cluster/hub?search=Qwen3") as response:
         assert (response.status, (await response.json())["error"]["message"]) == (503, "The hub is away.")

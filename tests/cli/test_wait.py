@@ -289,7 +289,31 @@ def test_a_name_of_no_model_ends_the_wait_with_one_that_is_like_it(node, ready, 
         "short_names": {"qwen3-8b": "mlx-community/Qwen3-8B-4bit"},
     }
     no = (404, json.dumps({"error": {"code": "model_not_found", "message": "No."}}).encode())
-    node.by_path = {"/cluster/status": ready, "/cluster/models": models}
+    hub = {"/cluster/hub?model=org%2Fnothing": {"models": []}}
+    node.by_path = {"/cluster/status": ready, "/cluster/models": models, **hub}
     node.answers = [no]
     assert main(["wait", "--model", name, "--timeout", "0.5", "--api", node.url]) == (1 if why else 4)
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "told"),
+    [
+        ((404, "model_not_found"), 1, "There is no model 'org/typo' on the hub."),
+        ((503, "hub_unavailable"), 4, "not ready"),
+        ((400, "bad_request"), 4, "not ready"),  # a node of an older version
+        (None, 4, "not ready"),
+    ],
+)
+def test_an_id_that_the_hub_does_not_know_ends_the_wait(node, ready, answer, code, told, capsys, monkeypatch):
+    monkeypatch.setattr("node.cli.wait.SETTLED_S", 0.0)
+    error = {"error": {"code": answer and answer[1], "message": "There is no model 'org/typo' on the hub."}}
+    asked = "/cluster/hub?model=org%2Ftypo"
+    found = {"models": [{"id": "org/typo", "bytes": 1, "downloads": 1}]}
+    models = {"models": [], "short_names": {}}
+    told_by_hub = (answer[0], json.dumps(error).encode()) if answer else found
+    node.by_path = {"/cluster/status": ready, "/cluster/models": models, asked: told_by_hub}
+    node.answers = [(404, json.dumps({"error": {"code": "model_not_found", "message": "No."}}).encode())]
+    assert main(["wait", "--model", "org/typo", "--timeout", "0.6", "--api", node.url]) == code
+    assert told in capsys.readouterr().err
+    assert node.paths.count(asked) == 1, "the hub is asked once, however often the status is"

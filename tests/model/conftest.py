@@ -70,6 +70,8 @@ def make_safetensors() -> Callable[[Mapping[str, int]], bytes]:
     return safetensors
 
 
+PARAMETERS = {"BF16": 100, "U32": 50}
+"""What the hub says of a model's weights."""
 HEADER = " bytes=0-100000"
 """Range that a reader of headers requests."""
 
@@ -141,8 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = parse_qs(urlsplit(self.path).query)
         found = [repo for repo in self.server.hub.repos if asked["search"][0].lower() in repo.lower()]
         assert (asked["filter"], asked["expand"]) == (["mlx"], ["downloads", "safetensors"])
-        parameters = {"BF16": 100, "U32": 50}
-        answer = [{"id": repo, "downloads": 7, "safetensors": {"parameters": parameters}} for repo in found]
+        answer = [{"id": repo, "downloads": 7, "safetensors": {"parameters": PARAMETERS}} for repo in found]
         return self.send(200, json.dumps(answer).encode())
 
     def info(self, repo: str) -> None:
@@ -151,7 +152,8 @@ class Handler(BaseHTTPRequestHandler):
         if files is None:
             return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
-        body = {"id": repo, "sha": hub.commit(files), "siblings": siblings, "tags": [], "downloads": 0}
+        body = {"id": repo, "sha": hub.commit(files), "siblings": siblings, "tags": [], "downloads": 7}
+        body["safetensors"] = {"parameters": PARAMETERS, "total": sum(PARAMETERS.values())}
         return self.send(200, json.dumps(body).encode())
 
     def file(self, repo: str, name: str) -> None:

@@ -287,6 +287,17 @@ def test_disk_full_before_and_during(fake_hub, hub):
     assert type(translated(PermissionError(errno.EACCES, "denied"), "org/model")) is PippinError
 
 
+def test_the_hub_says_what_it_has_of_an_id(fake_hub, hub):
+    assert hub.about("org/model") == HubModel("org/model", 400, 7)
+    for other in ("org/other", "../../etc", "a/b/c"):
+        with pytest.raises(ModelNotFound):
+            hub.about(other)
+    assert not [line for line in fake_hub.log if "etc" in line]
+    fake_hub.status = 503
+    with pytest.raises(HubUnavailable):
+        hub.about("org/model")
+
+
 def test_models_are_found_by_a_part_of_their_names(fake_hub, hub):
     assert hub.search("MOD") == [HubModel("org/model", 400, 7)]
     assert hub.search("none") == []
