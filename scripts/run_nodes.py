@@ -32,6 +32,8 @@ BIN = Path(sys.executable).parent
 API_PORT = 52415
 BUILTIN = "pippin-demo"
 REAL = Path(__file__).with_name("real_model.py")
+GREEDY = "temperature=0"
+"""Sampling of the real model: as its card proposes, it often babbles in its 4 bits, in stock mlx-lm, too."""
 POLL_S = 0.2
 LAST_LINES_S = 10.0
 """Most seconds until the last lines of a node that has ended are shown; a process that it left may hold its output open."""
@@ -88,7 +90,8 @@ def main(
     model, question = (real_model(), "What is the capital of France?") if real else (BUILTIN, "Hello")
     asked = json.dumps({"model": Path(model).name, "messages": [{"role": "user", "content": question}]})
     guard = ["--api-key-file", str(api_key_file)] if key else []
-    common = ["--model", model, *(["--host", host] if host else []), *guard, *context.args]
+    sampling = ["--sampling", f"{Path(model).name}={GREEDY}"] if real else []
+    common = ["--model", model, *sampling, *(["--host", host] if host else []), *guard, *context.args]
     with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
         stopping = Stopping()
         stopping.pass_on_to(start(nodes, shared, port, common, Path(directory)))

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -91,6 +92,17 @@ def test_three_nodes_share_the_model(tmp_path: Path) -> None:
         assert run.process.wait(PATIENCE_S) == 9, run.written
         assert run.written.count("stopped") == 2, run.written
         assert not any(node.is_running() for node in nodes)
+
+
+def test_the_real_model_is_greedy_where_requests_do_not_say_it(tmp_path: Path) -> None:
+    name = "SmolLM2-135M-Instruct-4bit"  # what the script finds in its place, so that nothing is fetched
+    shutil.copytree(ROOT / "node" / "builtin" / MODEL, tmp_path / "pippin" / name)
+    options = ("--real", "--host", "127.0.0.1", "--api-port", "0", "--cluster", f"test-{os.getpid()}", "--data-dir")
+    with script(tmp_path / "log", *options, str(tmp_path / "own"), XDG_CACHE_HOME=str(tmp_path)) as run:
+        run.says("Pippin is ready")
+        assert own(run).get(f"/cluster/models/{name}").json["sampling"]["temperature"] == 0
+        run.process.send_signal(signal.SIGTERM)
+        assert run.process.wait(PATIENCE_S) == 0, run.written
 
 
 def test_a_node_joins_a_cluster_that_waits_for_another_model(cluster: Cluster, tmp_path: Path) -> None:
