@@ -119,7 +119,8 @@ class MessageOutput:
         if delta.finish == "tool_calls":
             reason = "tool_use"
         elif delta.finish == "length":
-            full = self.choice.answer.completion_tokens < self.body.max_tokens
+            made = self.choice.answer.completion_tokens
+            full = self.choice.request.max_tokens <= made < self.body.max_tokens
             reason = "model_context_window_exceeded" if full else "max_tokens"
         elif delta.stop in self.body.stop_sequences:  # an adapter's stop strings end a turn
             return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop}

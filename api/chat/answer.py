@@ -108,7 +108,7 @@ class Answer:
             self._silent |= {event.position} if not symbols and event.token not in self._control else set()
         parts = reader.push([Glyph(symbol, event.position) for symbol in symbols])
         if event.finish and not parts.ended:
-            parts.add(reader.finish(cut=event.finish == "length"))
+            parts.add(reader.finish(cut=event.token not in self._control or event.finish == "length"))
         if self._logprobs:
             self._queue_tokens(parts.text)
         self.reasoning_tokens += parts.reasoning_tokens
@@ -116,6 +116,7 @@ class Answer:
         text = "".join(str(glyph.symbol) for glyph in parts.text)
         delta = self._take_text(text, "stop" if parts.ended else event.finish)
         finish = "tool_calls" if self._called and delta.finish == "stop" else delta.finish
+        finish = "length" if parts.cut else finish  # also by a token of `stop_token_ids`
         return replace(delta, finish=finish, reasoning=parts.reasoning, calls=tuple(parts.calls))
 
     def _queue_tokens(self, glyphs: Iterable[Glyph]) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import re
-import sys
 import uuid
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,12 +13,12 @@ from typing import Any, Protocol
 
 from api.chat.channels import Channels, Glyph, Piece
 from api.chat.custom_tools import input_of
-from api.http.json_object import without_halves
+from api.http.json_object import LARGEST, without_halves
 from node.text.dialect import START, BegunCall
 from node.text.grammar import call_head
 from node.text.tokenizer import Symbol, Tokenizer
 
-_LARGEST = {"Infinity": sys.float_info.max, "-Infinity": -sys.float_info.max}
+_LARGEST = {"Infinity": LARGEST, "-Infinity": -LARGEST}
 """By Python's words for numbers that are larger."""
 
 
@@ -53,6 +52,8 @@ class Parts:
     calls: list[CallDelta] = field(default_factory=list)
     ended: bool = False
     """Whether the answer is complete, so that no more tokens are needed."""
+    cut: bool = False
+    """Whether the answer ended in the middle of a call."""
 
     def add(self, more: "Parts") -> None:
         """Append the next increment."""
@@ -60,6 +61,7 @@ class Parts:
         self.reasoning += more.reasoning
         self.reasoning_tokens += more.reasoning_tokens
         self.calls += more.calls
+        self.cut = more.cut
 
     def add_call(self, delta: CallDelta) -> None:
         """Append an increment of a call; consecutive increments of the same call are joined."""
@@ -76,7 +78,7 @@ class Reader(Protocol):
     def push(self, glyphs: Iterable[Glyph]) -> Parts: ...
 
     def finish(self, *, cut: bool = False) -> Parts:
-        """What was held back. Called once. `cut`: the answer has as many tokens as it may have."""
+        """What was held back. Called once. `cut`: the model did not end the answer itself."""
 
 
 class FamilyReader:
@@ -135,7 +137,8 @@ class FamilyReader:
         held = self._channels.finish()
         parts = self._read(piece for piece in held if not (cut and _has_control(piece.glyphs)))
         if self._call is not None:
-            self._end_call(parts, (), cut=cut)
+            is_call = self._end_call(parts, (), cut=cut)
+            parts.cut = cut and is_call and not (parts.calls and parts.calls[-1].ended)
         if not self._after_marker:
             parts.text += self._blanks
         if not self._turned and not (cut and _has_control(self._headers)):
@@ -312,6 +315,8 @@ class CallReader:
             self._begin(parts, name)
         if self._is_custom:
             parts.add_call(CallDelta(self._calls - 1, ended=not cut, custom=True))
+        is_between = self._calls > 0 and not self._head and not self._inside and not self._is_custom
+        parts.cut = cut and not (is_between or (self._or_text and not self._calls))
         return parts
 
     def _only_name(self) -> str | None:

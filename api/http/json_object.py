@@ -6,6 +6,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Never
 
@@ -24,6 +25,7 @@ Json = dict[str, Any]
 
 PIECE = 2**18
 """Bytes that are searched in one call, which holds the GIL."""
+LARGEST = sys.float_info.max
 HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 LONE = re.compile("[\ud800-\udfff]")
 
@@ -132,11 +134,11 @@ def parse_json(data: bytes) -> Any:
 def generated_object(text: str) -> Json | None:
     """Parse an object that a model wrote, such as the arguments of a call; None if it is none or is nested too deeply.
 
-    Numbers that JSON lacks (NaN, 1e999) become null, as in JavaScript, and half characters U+FFFD. The answer's tokens
-    bound its size.
+    A number that is too large is the largest, NaN is null as in JavaScript, and half characters become U+FFFD. The answer's
+    tokens bound its size.
     """
     try:
-        value = json.loads(text, parse_constant=lambda _: None, parse_float=_finite_or_null)
+        value = json.loads(text, parse_constant=lambda _: None, parse_float=_bounded)
         _check_depth(value)
         if HALF_PAIR.search(text.encode(errors="replace")):
             value = json.loads(without_halves(json.dumps(value, ensure_ascii=False)))
@@ -150,9 +152,8 @@ def without_halves(text: str) -> str:
     return LONE.sub("\ufffd", text)
 
 
-def _finite_or_null(digits: str) -> float | None:
-    number = float(digits)
-    return number if math.isfinite(number) else None
+def _bounded(digits: str) -> float:
+    return max(-LARGEST, min(float(digits), LARGEST))
 
 
 def _refuse_constant(name: str) -> Never:

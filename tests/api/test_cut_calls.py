@@ -118,6 +118,35 @@ async def test_an_answer_in_ollamas_dialect_which_has_no_place_for_a_part(server
             assert [each["function"]["arguments"] for each in made] == expected
 
 
+@EVERYWHERE
+async def test_a_token_that_stops_an_answer_within_a_call_is_told_as_a_limit(server, tools, choice, text):
+    tokenizer = server.backend.model.tokenizer
+    tokens = tokenizer.encode(text)
+    server.backend.say(text)
+    ends = {token: tokens.index(token) + 1 for token in tokens}
+    own = [{"name": tool["function"]["name"], "input_schema": {"type": "object"}} for tool in tools]
+    flat = [{"type": "function", "strict": False, **tool["function"]} for tool in tools]
+    any_tool = {"type": "auto" if choice == "auto" else "any"}
+    for token, size in ends.items():
+        written = tokenizer.decode(tokens[:size])
+        asked = {"tools": tools, "tool_choice": choice, "stop_token_ids": [token]}
+        plain = (await server.chat(**asked)).json["choices"][0]
+        streamed = (await server.chat(**asked, stream=True)).events
+        expected = [each] if (each := begun(text, written, tools)) else []
+        is_whole = bool(expected) and expected[0]["arguments"] == ARGUMENTS
+        assert not plain["message"]["content"]
+        assert without_ids(plain["message"].get("tool_calls") or []) == without_ids(joined(streamed)) == expected
+        for reason in (plain["finish_reason"], streamed[-1]["choices"][0]["finish_reason"]):
+            assert reason == "tool_calls" if is_whole else reason == "length", written
+        if choice is not NAMED:
+            asked = {"tools": flat, "tool_choice": choice, "stop_token_ids": [token]}
+            response = (await test_responses.ask(server, **asked)).json
+            assert response["status"] == ("completed" if is_whole else "incomplete")
+            asked = {"tools": own, "tool_choice": any_tool, "stop_token_ids": [token]}
+            message = (await test_anthropic.ask(server, **asked)).json
+            assert message["stop_reason"] == ("tool_use" if is_whole else "max_tokens")
+
+
 async def test_a_stop_string_within_a_call_cuts_nothing(server):
     """It is of the text alone, in each API."""
     server.backend.say(f"I see. {FREE}")
