@@ -31,8 +31,8 @@ from node.engine.tensor_codec import pack, unpack
 from node.model.config import read_config
 from node.model.short_names import canonical
 
-_CHUNKS, _GREEDY = (7, 20), 12
-"""Tokens of the prompt's chunks, and of the answer."""
+_CHUNKS, _GREEDY = (7, 400, 20), 12
+"""Tokens of the prompt's chunks, and of the answer. The long one is for what a model does in long contexts only."""
 _TOKENS = 100
 _DIFFERENT = 1
 
@@ -94,10 +94,15 @@ def _differences(config: Mapping[str, Any]) -> list[str]:
         return Stage(model, plan, start, end)
 
     other = _random(config)
+    far = make_prompt_cache(other)
+    mx.eval(other(mx.zeros((1, max(_CHUNKS)), mx.int32), cache=far))
 
     def distract() -> None:
-        """Compute something else, in case the class keeps values where nodes do not share them, as in a module."""
+        """Compute something else, in case the class keeps values where nodes do not share them, as in a module: at a beginning,
+        and far from it.
+        """
         mx.eval(other(mx.zeros((1, _GREEDY), mx.int32), cache=make_prompt_cache(other)))
+        mx.eval(other(mx.zeros((1, 1), mx.int32), cache=far))
 
     pairs = list(combinations(plan.cuts, 2))
     found = []
