@@ -13,6 +13,7 @@ import base64
 import contextlib
 import io
 import random
+import string
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,12 +103,13 @@ def _first_token(stock: Child, node: NodeRing, options: argparse.Namespace) -> R
 def _stalls(node: NodeRing, options: argparse.Namespace) -> Iterator[Row]:
     prompt_tokens = asyncio.run(_chat(node, _asked(options.side), 1)).prompt_tokens
     words = round(prompt_tokens / TOKENS_A_WORD)
+    letters = asyncio.run(_letters(node))
     cases: dict[str, Callable[[], object]] = {
         "a picture": lambda: _asked(options.side),
         "a text": lambda: prompts.text(words),
     }
     for case, made in cases.items():
-        found = [asyncio.run(_stall(node, made())) for _ in range(options.stalls)]
+        found = [asyncio.run(_stall(node, made(), letters)) for _ in range(options.stalls)]
         yield {
             "part": "stall",
             "case": f"{case} comes",
@@ -117,11 +119,22 @@ def _stalls(node: NodeRing, options: argparse.Namespace) -> Iterator[Row]:
         }
 
 
-async def _stall(node: NodeRing, content: object) -> tuple[int, float, float]:
+async def _letters(node: NodeRing) -> list[int]:
+    """Tokens of one letter each."""
+    async with sse.client(next(node.keys)) as http:
+        asked = {"model": node.model, "prompt": " ".join(string.ascii_lowercase), "add_special_tokens": False}
+        async with http.post(f"{node.url.removesuffix('/v1')}/tokenize", json=asked) as response:
+            response.raise_for_status()
+            return sorted(set((await response.json())["tokens"]))
+
+
+async def _stall(node: NodeRing, content: object, letters: list[int]) -> tuple[int, float, float]:
     """Tokens of the prompt that comes, the median gap of the running stream, and its longest gap from then on."""
     running = Answer()
+    # A token that is part of a character has no event, so a gap would be two steps; and letters by chance are not guessed.
+    events = {"temperature": 1, "allowed_token_ids": letters}
     async with asyncio.TaskGroup() as group:
-        group.create_task(_chat(node, prompts.text(20), 300, running))
+        group.create_task(_chat(node, prompts.text(20), 300, running, events))
         await running.begun.wait()
         comes = await _chat(node, content, 1)
     gaps = list(zip(running.texts[1:], running.gaps, strict=True))
@@ -137,7 +150,9 @@ def _asked(side: int) -> list[Json]:
     return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is in it?"}]
 
 
-async def _chat(node: NodeRing, content: object, tokens: int, answer: Answer | None = None) -> Answer:
+async def _chat(
+    node: NodeRing, content: object, tokens: int, answer: Answer | None = None, sampling: Json | None = None
+) -> Answer:
     body = {
         "model": node.model,
         "messages": [{"role": "user", "content": content}],
@@ -145,6 +160,7 @@ async def _chat(node: NodeRing, content: object, tokens: int, answer: Answer | N
         "temperature": 0,
         "ignore_eos": True,
         "stream_options": {"include_usage": True},
+        **(sampling or {}),
     }
     async with sse.client(next(node.keys)) as http:
         return await sse.stream(http, f"{node.url}/chat/completions", body, answer)
