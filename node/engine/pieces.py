@@ -4,7 +4,7 @@ MLX computes an array only when it is evaluated. So the pass is called once, whi
 modules are recorded on the way; then they are evaluated in their order, as many at once as the time allows. What a part takes
 is measured at the first of its kind, as layers are alike. The bits do not depend on which parts are evaluated together.
 
-Of a large picture, attention is divided by heads and rows, and a matrix by rows, each of which is computed by itself. How
+Of a large picture, attention is divided by heads and rows, a matrix and what follows it by rows, each of which is computed by itself. How
 depends on nothing but sizes: a picture has the same bits each time.
 """
 
@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx.nn.layers.activations import GELU
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
@@ -27,6 +28,8 @@ from node.model.picture_form import MOST_SCORES
 
 _PRODUCTS = 2**31
 """Most products of two numbers in a part of a matrix."""
+_PRODUCTS_OF_GELU = 256
+"""With which one number takes a CPU as long as a matrix with so many products."""
 _ROWS = 512
 """About the fewest rows of such a part, with which every device is nearly at its full speed."""
 
@@ -82,10 +85,10 @@ def recorded(model: Module) -> Iterator[list[Part]]:
 
 def _called(parts: list[Part], name: str, module: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """What a module returns."""
-    if not isinstance(module, Linear | QuantizedLinear):
+    if not isinstance(module, Linear | QuantizedLinear | GELU):
         return _noted(parts, (name, getattr(x, "shape", None)), module(x, *args, **kwargs))
-    products = math.ceil(x.size * module.weight.shape[0] / _PRODUCTS)
-    spans = _spans(x.shape[-2], min(products, x.shape[-2] // _ROWS))
+    products = x.size * (_PRODUCTS_OF_GELU if isinstance(module, GELU) else module.weight.shape[0])
+    spans = _spans(x.shape[-2], min(math.ceil(products / _PRODUCTS), x.shape[-2] // _ROWS))
     rows = [x[..., span, :] for span in spans] if len(spans) > 1 else [x]
     return _joined([_noted(parts, (name, each.shape), module(each)) for each in rows], axis=-2)
 

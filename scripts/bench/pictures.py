@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--stalls",
         type=int,
-        default=5,
+        default=11,
         metavar="N",
-        help="prompts that come to a running stream (default: %(default)s)",
+        help="prompts of each kind that come to a running stream, in turn (default: %(default)s)",
     )
     add("--preload", type=Path, metavar="LIB", help="a tuned BLAS for both sides (LD_PRELOAD, one thread)")
     add("--quick", action="store_true", help="one short pair: a check; figures mean nothing")
@@ -108,8 +108,11 @@ def _stalls(node: NodeRing, options: argparse.Namespace) -> Iterator[Row]:
         "a picture": lambda: _asked(options.side),
         "a text": lambda: prompts.text(words),
     }
-    for case, made in cases.items():
-        found = [asyncio.run(_stall(node, made(), letters)) for _ in range(options.stalls)]
+    runs: dict[str, list[tuple[int, float, float]]] = {case: [] for case in cases}
+    for _ in range(options.stalls):
+        for case, made in cases.items():
+            runs[case].append(asyncio.run(_stall(node, made(), letters)))
+    for case, found in runs.items():
         yield {
             "part": "stall",
             "case": f"{case} comes",

@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.activations import GELU
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
@@ -86,6 +87,20 @@ def test_a_matrix_is_divided_by_rows(model: Pass, monkeypatch: Any) -> None:
     rows = [part.output.shape[1] for part in parts if part.output.shape[-1] == 768]
     assert rows == [625] * 8, "no fewer than 512"
     assert mx.array_equal(output, expected)
+
+
+def test_what_follows_a_matrix_is_divided_by_rows(monkeypatch: Any) -> None:
+    class Gelu(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.activation = GELU()
+
+    model, x = Gelu(), mx.random.normal((1, 2500, 251))
+    monkeypatch.setattr(pieces, "_PRODUCTS", 251 * 625 * 256)
+    with recorded(model) as parts:
+        output = model.activation(x)
+    assert [part.output.shape[1] for part in parts] == [625] * 4
+    assert mx.array_equal(output, GELU()(x))
 
 
 def test_each_kind_is_measured_once_and_known_ones_share_a_piece(model: Pass) -> None:
