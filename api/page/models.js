@@ -122,13 +122,15 @@ export class ModelsView {
     const named = short.filter(([name]) => name.includes(text.toLowerCase())).slice(0, MOST);
     const typed = /^[\w.-]+\/[\w.-]+$/.test(text) ? [{ id: text }] : [];
     const byShort = named.map(([, id]) => ({ id }));
-    const sizes = new Map(this.#onHub.map(({ id, ...known }) => [id, known]));
+    const sizes = this.#overview.sizes ?? {};
+    const onHub = new Map(this.#onHub.map(({ id, ...known }) => [id, known]));
     const all = new Map([...byShort, ...this.#onHub, ...typed].map((model) => [model.id, model]));
     return [...all.values()]
       .filter(({ id }) => !held.has(id))
       .map(({ id }) => {
         const names = short.filter(([, of]) => of === id).map(([name]) => name);
-        return { id, state: "", bytes: 0, nodes: [], reason: "", aliases: [], ...sizes.get(id), short_names: names };
+        const found = { id, state: "", bytes: 0, nodes: [], reason: "", aliases: [], ...onHub.get(id), short_names: names };
+        return { ...found, bytes: found.bytes || (sizes[id] ?? 0) };
       })
       .map((model) => ({ ...model, reason: this.#obstacle(model) }));
   }

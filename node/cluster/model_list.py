@@ -21,8 +21,9 @@ def build_models(
     aliases: Mapping[str, str],
     allowed: Callable[[Iterable[str]], list[str]],
     unusable: Mapping[str, str],
+    sizes: Mapping[str, int],
 ) -> Json:
-    """`short_names`, `aliases`: ids by name. `allowed`: leaves out models that requests may not load. `unusable`: why models of
+    """`short_names`, `aliases`: ids by name. `sizes`: bytes of models that may be had by a name, by id. `allowed`: leaves out models that requests may not load. `unusable`: why models of
     this node's disk can't be loaded, by id.
     """
     names = {"short_names": short_names, "aliases": aliases}
@@ -38,6 +39,7 @@ def build_models(
         ],
         "unusable": [{"id": model, "reason": reason} for model, reason in unusable.items() if model not in held],
         **{kind: dict(ids) for kind, ids in names.items()},
+        "sizes": dict(sizes),
     }
 
 

@@ -19,7 +19,7 @@ from node.engine.plan import max_context
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
 from node.model.config import read_config, read_license, read_sampling, read_template
-from node.model.short_names import SHORT_NAMES, untagged
+from node.model.short_names import SHORT_NAMES, known_sizes, untagged
 from node.text.fim import names_marks
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
@@ -82,7 +82,8 @@ class ModelIndex:
     def overview(self) -> dict[str, Any]:
         """The models that nodes hold or that the cluster wants, ready for JSON."""
         aliases, allowed = self.names.aliases(), self.allowlist.filter
-        return build_models(self.agent.view(), SHORT_NAMES, aliases, allowed, self.catalogue.unusable())
+        unusable = self.catalogue.unusable()
+        return build_models(self.agent.view(), SHORT_NAMES, aliases, allowed, unusable, known_sizes())
 
     async def told(self, entry: ModelEntry) -> ModelEntry:
         """One of `entries` with what the model's files tell, as far as they are here and can be read."""

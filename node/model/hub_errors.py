@@ -1,6 +1,7 @@
 """Translates exceptions of huggingface_hub into errors of node.core.errors."""
 
 import errno
+import re
 
 from huggingface_hub import errors
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]  # httpx's or httpx2's
@@ -81,4 +82,6 @@ def _disk(error: OSError, model_id: str) -> PippinError:
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Without the number of an error of the system, which tells a user nothing."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.sub(r"^\[Errno -?\d+\] ", "", line)

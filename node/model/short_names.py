@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ SHORT_NAMES = {short: f"mlx-community/{model}" for model, names in _MODELS.items
 
 _CONFIGS = Path(__file__).parent / "short_name_configs.json"
 """By model, what its config.json says as far as sizes depend on it: numbers that the models' authors published. `like`: another
-model, with which it shares all else.
+model, with which it shares all else. `bytes`: of its weights, as `cluster models --fits` computes them from the rest.
 """
 _ANY: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 1e4, "torch_dtype": "bfloat16"}
 """What each config.json says, too, and no size depends on; all of these models were published in 16 bits."""
@@ -157,13 +158,26 @@ def canonical(name: str) -> str:
 
 def known_configs() -> dict[str, dict[str, Any]]:
     """The config of each model that has a short name, by id: good for sizes, not for computing."""
-    raw: Mapping[str, dict[str, Any]] = json.loads(_CONFIGS.read_text("utf-8"))
+    raw = _raw_configs()
     return {f"mlx-community/{model}": _known_config(model, raw) for model in _MODELS}
+
+
+@cache
+def known_sizes() -> Mapping[str, int]:
+    """Bytes of the weights of each model that has a short name, by id."""
+    raw = _raw_configs()
+    return {f"mlx-community/{model}": raw[model]["bytes"] for model in _MODELS}
+
+
+def _raw_configs() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(_CONFIGS.read_text("utf-8"))
+    return found
 
 
 def _known_config(model: str, raw: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     own = raw[model]
     config = dict(_ANY) | raw.get(own.get("like", ""), {}) | own
+    del config["bytes"]
     if "text_config" in config:
         config["text_config"] = dict(_ANY) | config["text_config"]
     if bits := _BITS.search(model):

@@ -18,8 +18,9 @@ def held(model, **changed):
     return {**about, "short_names": [], "aliases": [], **changed}
 
 
-def overview(*models, short_names=None, unusable=()):
-    return {"schema": 1, "models": models, "unusable": unusable, "aliases": {}, "short_names": short_names or {}}
+def overview(*models, short_names=None, unusable=(), sizes=None):
+    names = {"aliases": {}, "short_names": short_names or {}}
+    return {"schema": 1, "models": models, "unusable": unusable, **names, "sizes": sizes or {}}
 
 
 @pytest.fixture
@@ -161,6 +162,20 @@ async def test_search_by_short_names_on_the_hub_and_by_id(models, backend):
     await models.write("#find-model", "my-org/its.model")
     await models.until("document.querySelector('#models').innerText.includes('No hub is here.')")
     assert "my-org/its.model" in await models.text(".found .model-card h3")
+    models.complaints.clear()
+
+
+async def test_the_size_of_a_short_name_is_told_without_the_hub(models, backend):
+    names = {"qwen3-8b": "mlx-community/Qwen3-8B-4bit", "qwen3-235b": "mlx-community/Qwen3-235B-4bit"}
+    sizes = dict(zip(names.values(), (5 << 30, 120 << 30), strict=True))
+    backend.held = overview(held("org/small"), short_names=names, sizes=sizes)
+    backend.refusal = HubUnavailable("No hub is here.")
+    await models.until("document.querySelectorAll('.held .model-card').length === 1")
+    await models.write("#find-model", "qwen3")
+    await models.until("document.querySelector('#models').innerText.includes('No hub is here.')")
+    small, large = [await models.text(f".found .model-card:nth-child({number})") for number in (1, 2)]
+    assert "5.0 GB · qwen3-8b · fits" in small
+    assert "The weights need 120.0 GB; the nodes have 24.0 GB for models." in large
     models.complaints.clear()
 
 

@@ -18,7 +18,7 @@ from node.core.models import ModelVersion
 from node.engine.converted import converted
 from node.engine.plan import build, make_plan
 from node.model.layouts import Layouts
-from node.model.short_names import SHORT_NAMES, known_configs
+from node.model.short_names import SHORT_NAMES, known_configs, known_sizes
 from node.model.weights import count_parameters
 from tests.engine.configurations import CONFIGURATIONS
 
@@ -48,6 +48,11 @@ def test_each_short_name_has_a_config_with_as_many_parameters_as_were_published(
     for name, billions in PUBLISHED.items():
         plain = {key: value for key, value in known[SHORT_NAMES[name]].items() if key != "quantization"}
         assert count_parameters(converted(plain), plain) / 1e9 == pytest.approx(billions, rel=0.01), name
+
+
+@pytest.mark.slow
+def test_the_sizes_that_are_told_before_a_download_are_those_computed():
+    assert {row["model"]: row["bytes"] for row in fits.rows()} == known_sizes()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_moe", "gemma3_text", "deepseek_v3"])

@@ -14,7 +14,7 @@ USABLE = 12 * 10**9
 
 
 def listed(view, allowed=list):
-    return {model["id"]: model for model in build_models(view, SHORT, ALIASES, allowed, {})["models"]}
+    return {model["id"]: model for model in build_models(view, SHORT, ALIASES, allowed, {}, {})["models"]}
 
 
 def holding(node, *models, **more):
@@ -71,5 +71,7 @@ def test_models_that_requests_may_not_load_are_left_out():
 
 
 def test_models_in_another_format_are_told_unless_some_node_holds_them():
-    found = build_models(view(holding(1, HeldModel("b"))), SHORT, ALIASES, list, {"a": "GGUF.", "b": "GGUF."})
+    unusable, sizes = {"a": "GGUF.", "b": "GGUF."}, {"org/other": 7}
+    found = build_models(view(holding(1, HeldModel("b"))), SHORT, ALIASES, list, unusable, sizes)
     assert found["unusable"] == [{"id": "a", "reason": "GGUF."}]
+    assert found["sizes"] == {"org/other": 7}

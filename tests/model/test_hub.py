@@ -250,6 +250,12 @@ def test_no_connection(tmp_path):
         Hub(endpoint="http://127.0.0.1:9", cache_dir=tmp_path).metadata("org/model")
 
 
+def test_an_error_of_the_system_is_told_without_its_number():
+    for number, reason in ((-2, "Name or service not known"), (111, "Connection refused")):
+        error = translated(ConnectionError(f"[Errno {number}] {reason}"), "org/model")
+        assert error.message == f"The hub cannot be reached for org/model ({reason})."
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_hub_in_trouble(fake_hub, hub, status):
     fake_hub.status = status
