@@ -10,7 +10,7 @@ from pydantic import Field
 
 from api.chat.env import STREAM, Env, fetch_model
 from api.chat.message import StrictModel
-from api.chat.prompt import thinks
+from api.chat.prompt import has_thinking_switch, thinks
 from api.chat.schema import MAX_INT
 from api.http.callers import CLIENT
 from api.http.in_flight import IN_FLIGHT
@@ -84,6 +84,7 @@ async def describe(env: Env, request: web.Request) -> web.Response:
             "parameters": model.entry.parameters,
             "sampling": dict(model.sampling),
             "thinks": thinks(model.template),
+            "thinking_switch": has_thinking_switch(model.template),
         }
     )
 

@@ -1,6 +1,7 @@
 """The prompt of a request as tokens, and the choices that answer a chat."""
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -29,8 +30,17 @@ THINKING = ("<think>", "</think>", "enable_thinking", "reasoning_effort")
 """Texts in the chat templates of models that think."""
 
 
+_SWITCH = re.compile(r"\benable_thinking\b|\b(?:if|not|and|or|set) thinking\b")
+"""A variable of a template; "thinking" may be a message's, too."""
+
+
 def thinks(template: str) -> bool:
     return any(text in template for text in THINKING)
+
+
+def has_thinking_switch(template: str) -> bool:
+    """Whether a request can say that the model is to think, or is not to; some think always."""
+    return _SWITCH.search(template) is not None
 
 
 async def prepare(

@@ -50,7 +50,7 @@ export class Settings {
     let { model } = this;
     if (!byId("settings").open || !model || model === this.#model || this.#isAsking) return;
     this.#isAsking = true;
-    let known = { sampling: {}, thinks: true };
+    let known = { sampling: {}, thinking_switch: true };
     try {
       known = await describeModel(model);
     } catch (error) {
@@ -62,7 +62,7 @@ export class Settings {
     const defaults = { ...OFF, ...CONVERSATION, ...known.sampling };
     for (const name of NUMBERS) byId(name).placeholder = defaults[name];
     if (known.context) byId("max_completion_tokens").placeholder = `up to ${known.context}`;
-    byId("thinking").parentElement.hidden = !known.thinks;
+    byId("thinking").parentElement.hidden = !known.thinking_switch;
     this.#tellDefaults(); // another model may have been chosen meanwhile
   }
 }

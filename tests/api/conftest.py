@@ -210,7 +210,7 @@ class ScriptedBackend:
         if entry.model != MODEL:
             entry = replace(entry, config={"model_type": "llama", "torch_dtype": "float32"}, context=self.model.context)
             return ModelDescription(entry, "", embeds=False)
-        template = "{% for tool in tools %}…{% endfor %}<think>"
+        template = "{% for tool in tools %}…{% endfor %}{% if enable_thinking %}<think>{% endif %}"
         licensed, sampling = "Do as you like.", self.model.sampling
         return ModelDescription(await self.told(entry), template, True, licensed, sampling, self.fills_in)
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from api.chat.prompt import has_thinking_switch, thinks
 from api.http.in_flight import IN_FLIGHT
 from api.http.limits import FOLLOWERS_OF_ONE
 from api.http.stream import StreamTiming
@@ -259,10 +260,24 @@ async def test_what_pippin_did_not_fetch_is_removed_only_if_the_request_says_so(
 async def test_what_is_known_of_a_model(server, backend):
     backend.model.sampling = {"temperature": 0.6, "top_k": 20}
     async with server.http.get(f"{server.url}/cluster/models/{MODEL}") as response:
-        known = {"model": MODEL, "context": 2048, "parameters": 1_836_000, "thinks": True}
+        known = {"model": MODEL, "context": 2048, "parameters": 1_836_000, "thinks": True, "thinking_switch": True}
         assert await response.json() == known | {"sampling": backend.model.sampling}
     async with server.http.get(f"{server.url}/cluster/models/org/none") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking", "switch"),
+    [
+        ("{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}", True, True),
+        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}<think>", True, True),
+        ("<|assistant|><think>\n", True, False),
+        ('{% if "thinking" in message %}{{ message.thinking }}{% endif %}{{ reasoning_effort }}', True, False),
+        ("{{ messages }}", False, False),
+    ],
+)
+def test_a_template_may_have_a_switch_of_thinking(template, thinking, switch):
+    assert (thinks(template), has_thinking_switch(template)) == (thinking, switch)
 
 
 async def test_the_hub_is_searched(server, backend):
