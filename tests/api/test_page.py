@@ -455,7 +455,7 @@ async def test_the_cluster(page, backend):
     assert await page.evaluate(
         "[...document.querySelectorAll('code')].some(({innerText}) => innerText === 'http://home.local:52415/v1')"
     )
-    slow = {"code": "slow-link", "severity": "warning", "text": "It is slow.", "hint": "Plug in a cable."}
+    slow = {"code": "slow-link", "severity": "warning", "text": "It is slow.", "hint": "Plug in `a cable`."}
     load = {"model": MODEL, "start": 0, "end": 4, "state": "fetching", "progress": 0.58, "done_bytes": 58 << 20}
     load |= {"total_bytes": 100 << 20, "bytes_per_second": 7 << 20, "seconds_left": 6}
     memory = {
@@ -472,6 +472,7 @@ async def test_the_cluster(page, backend):
     backend.shown = {**cluster_status(busy, dead, warnings=[slow]), "self": "id-0"}
     await page.until("document.querySelector('.node.gone .name')?.innerText === 'mini-2'")
     assert await page.text(".warnings") == "It is slow.\nPlug in a cable."
+    assert await page.text(".warnings code") == "a cable"
     card = await page.text(".node:first-child")
     assert "fetching layers 0–3 of demo: 58.0 MB of 100.0 MB, 7.0 MB/s, 6 s left" in card
     assert await page.evaluate("document.querySelector('.node progress').value") == 0.58
