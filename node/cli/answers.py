@@ -117,14 +117,17 @@ def whole_prompt(words: Sequence[str]) -> str:
     return prompt
 
 
-def default_model(api: Api) -> str:
-    """The model to talk to if none is named: one that is loaded, else one that is loading, else the only one here.
+def default_model(api: Api, prompt: int = 0) -> str:
+    """The model to talk to if none is named: one that is loaded, if possible with a context for so long a prompt, else one
+    that is loading, else the only one here.
 
     Raises StatusFailed if there is no such model, with the names of those that there are.
     """
-    states = {model["state"]: model["id"] for model in reversed(api.status()["models"])}
-    if model := states.get("ready") or states.get("loading"):
-        return str(model)
+    placed = api.status()["models"]
+    ready, loading = ([model for model in placed if model["state"] == state] for state in ("ready", "loading"))
+    roomy = [model for model in ready if model["context"] > prompt]
+    if model := next(iter([*roomy, *ready, *loading]), None):
+        return str(model["id"])
     here = [str(model["id"]) for model in api.ask("GET", "/v1/models")["data"]]
     if len(here) == 1:
         return here[0]

@@ -116,13 +116,13 @@ def run(
     "--model",
     metavar="MODEL",
     shell_complete=completion.models,
-    help="id, a short name, or how it begins (default: one that is loaded)",
+    help="id, a short name, or how it begins (default: one that is loaded, if possible with room for PROGRAM's prompts)",
 )
 @option("--config", "prints", is_flag=True, help="start nothing, and print the settings as commands for a shell")
 @asks_node
 def launch_program(api: Api, program: str, args: tuple[str, ...], model: str | None, prints: bool) -> None:
     """Start a coding agent that uses this cluster."""
-    launch(program, choose(api, model), args, prints=prints)
+    launch(program, choose(api, model, program), args, prints=prints)
 
 
 @cluster.command("models")

@@ -283,7 +283,7 @@ def test_an_unknown_command_is_not_sent(node, capsys):
     [({"a": "loading", "b": "ready"}, [], "b"), ({"a": "loading"}, [], "a"), ({}, ["c"], "c")],
 )
 def test_chat_without_a_model_takes_one_that_is_there(states, held, model, node, ready, monkeypatch):
-    models = [{"id": name, "state": state} for name, state in states.items()]
+    models = [{"id": name, "state": state, "context": 8192} for name, state in states.items()]
     node.answers = [ready | {"models": models}, *([{"data": [{"id": name} for name in held]}] if held else []), HELLO]
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
     assert main(["chat", "--api", node.url]) == 0

@@ -142,6 +142,15 @@ def test_a_context_that_is_too_short_is_told(node, ready, launched):
     assert "cluster: the first prompt of claude has some 20,000 tokens" in said
 
 
+@pytest.mark.parametrize(("program", "model"), [("claude", "org/roomy"), ("aider", "org/first")])
+def test_a_loaded_model_with_room_for_the_prompt_is_preferred(node, ready, home, program, model):
+    first = ready["models"][0]
+    ready["models"] = [first | {"id": "org/first", "context": 8192}, first | {"id": "org/roomy", "context": 65536}]
+    node.answers = [ready, FOUND]
+    assert main(["launch", program, "--config", "--api", node.url]) == 0
+    assert node.paths[1] == f"/v1/models/{model.replace('/', '%2F')}"
+
+
 def test_the_node_is_not_asked_through_a_proxy(launched):
     _, environment, _ = launched("aider", NO_PROXY="example.org", HTTP_PROXY="http://proxy:1")
     assert environment["NO_PROXY"] == "example.org,127.0.0.1"
