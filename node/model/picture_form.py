@@ -220,8 +220,9 @@ def _gemma4(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Map
     if mutual != "none" and not 0 < cells <= int(text.get("sliding_window", 512)):
         raise ValueError(f"a window of {text.get('sliding_window')} tokens has no room for the {cells} of a picture")
     patches = cells * (cell // patch) ** 2
-    work = _layer_bytes(patches, vision.get("hidden_size", 768), vision.get("intermediate_size", 3072))
-    work += 16 * patches * int(vision.get("position_embedding_size", 10240))  # where each patch is, one-hot, twice
+    width = int(vision.get("hidden_size", 768))
+    work = _layer_bytes(patches, width, vision.get("intermediate_size", 3072))
+    work += 8 * patches * width  # its norms and positions take copies
     return PictureForm(
         cell=cell,
         patch=patch,
