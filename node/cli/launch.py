@@ -109,7 +109,10 @@ PROGRAMS = {
 
 
 def choose(api: Api, name: str | None, program: str) -> Model:
-    """The model that a name means, else one that is loaded, with room for the program's prompts if there is one. Raises NoNode, StatusFailed, KeyRefused, RequestRefused."""
+    """The model that a name means, else one that is loaded, with room for the program's prompts if there is one.
+
+    Raises NoNode, StatusFailed, KeyRefused, RequestRefused.
+    """
     model = model_id(api, name, api.status()) if name else default_model(api, PROGRAMS[program].prompt)
     try:
         found = api.ask("GET", f"/v1/models/{quote(model, safe='')}")

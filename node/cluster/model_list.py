@@ -23,8 +23,8 @@ def build_models(
     unusable: Mapping[str, str],
     sizes: Mapping[str, int],
 ) -> Json:
-    """`short_names`, `aliases`: ids by name. `sizes`: bytes of models that may be had by a name, by id. `allowed`: leaves out models that requests may not load. `unusable`: why models of
-    this node's disk can't be loaded, by id.
+    """`short_names`, `aliases`: ids by name. `allowed`: leaves out models that requests may not load. `unusable`: why models of
+    this node's disk can't be loaded, by id. `sizes`: bytes of models that may be had by a name, by id.
     """
     names = {"short_names": short_names, "aliases": aliases}
     reports = [peer.report for peer in view.peers if peer.state in PRESENT]

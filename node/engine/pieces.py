@@ -4,8 +4,8 @@ MLX computes an array only when it is evaluated. So the pass is called once, whi
 modules are recorded on the way; then they are evaluated in their order, as many at once as the time allows. What a part takes
 is measured at the first of its kind, as layers are alike. The bits do not depend on which parts are evaluated together.
 
-Of a large picture, attention is divided by heads and rows, a matrix and what follows it by rows, each of which is computed by itself. How
-depends on nothing but sizes: a picture has the same bits each time.
+Of a large picture, attention is divided by heads and rows, a matrix and what follows it by rows, each of which is computed by
+itself. How depends on nothing but sizes: a picture has the same bits each time.
 """
 
 import math

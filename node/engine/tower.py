@@ -268,7 +268,9 @@ def given_to_tower(picture: Picture, form: PictureForm) -> tuple[mx.array, dict[
 
 
 def _mend_gemma4(embedder: Any) -> None:
-    """Rows of the table by their numbers: mlx-vlm multiplies it by zeros and ones, 50 billion products for a picture, seconds on a CPU."""
+    """Rows of the table by their numbers, all of which it has: see `_gemma4` in node.model.picture_form. mlx-vlm multiplies it by
+    zeros and ones, 50 billion products for a picture, seconds on a CPU.
+    """
 
     def embeddings(places: mx.array, is_padding: mx.array) -> mx.array:
         """`places`: [pictures, patches, 2]. Returns [pictures, patches, width]."""

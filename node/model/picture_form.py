@@ -219,6 +219,9 @@ def _gemma4(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Map
     mutual: Mutuality = "windows" if text.get("use_bidirectional_attention") == "vision" else "none"
     if mutual != "none" and not 0 < cells <= int(text.get("sliding_window", 512)):
         raise ValueError(f"a window of {text.get('sliding_window')} tokens has no room for the {cells} of a picture")
+    longest, positions = cells * (cell // patch), int(vision.get("position_embedding_size", 10240))
+    if positions < longest:
+        raise ValueError(f"a table of {positions} positions has none for a row of {longest} patches")
     patches = cells * (cell // patch) ** 2
     width = int(vision.get("hidden_size", 768))
     work = _layer_bytes(patches, width, vision.get("intermediate_size", 3072))

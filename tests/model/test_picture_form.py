@@ -117,6 +117,12 @@ def test_others_take_none(kind: Any) -> None:
     assert picture_form({"model_type": "qwen2_vl"}, {}) is None, "a conversion for text alone"
 
 
+@pytest.mark.parametrize(("positions", "takes"), [(840, True), (839, False), (-1, False), ("x", False)])
+def test_a_table_of_positions_has_one_for_each_patch_of_the_longest_row(positions: Any, takes: bool) -> None:
+    config = {"model_type": "gemma4", "vision_config": {"position_embedding_size": positions}}
+    assert (picture_form(config, {"max_soft_tokens": 280}) is not None) == takes
+
+
 def test_memory_of_the_largest_picture() -> None:
     assert 2 < form_of(MISTRAL_SMALL, {}).work_bytes / 2**30 < 3
     assert 170 < form_of(LLAMA4, {}).work_bytes / 2**20 < 220, "a tile at a time"
