@@ -39,7 +39,8 @@ class CallForm:
     """How a model family writes calls: after `mark`, `head NAME joint ARGUMENTS tail`, for each further call `again NAME …`,
     then `end`; without `again`, there is one call only. The arguments are JSON, or with a `value`, each of them is
     `key NAME value VALUE stop`, with a `comma` between two. A text as VALUE goes up to `stop`; without that, it stands between
-    `quote` and `unquote`, and without these it is JSON as all else. A dialect has texts, a grammar strings and ids of tokens.
+    `quote` and `unquote`, and without these it is JSON as all else; with all three, it may be quoted, and then holds `stop`, too.
+    A dialect has texts, a grammar strings and ids of tokens.
     """
 
     mark: str
@@ -164,7 +165,7 @@ def _tagged(functions: Sequence[Function], form: CallForm, lark: Callable[[Seque
     stop, comma, any_json = lark(form.stop), lark(form.comma), f"%json {json.dumps(prepared({}, strict=False))}"
     quoted = "" if form.stop else lark(form.quote)
     text = f"{quoted} text" if stop or quoted else ""
-    yield from _text(form.stop or form.unquote, lark)
+    yield from _either_text(form) or _text(form.stop or form.unquote, lark)
     yield f"NAME: /{NAME}/"
     yield f"json: {any_json}"
     yield f"any: {text if stop else ' | '.join(filter(None, (text, 'json')))}"
@@ -198,6 +199,22 @@ def _text(end: Sequence[str | int], lark: Callable[[Sequence[str | int]], str]) 
         yield f"text[suffix={json.dumps(''.join(map(str, end)))}]: /(?s:.*)/"
     elif end:
         yield f"text: /(?s:.+)/? {lark(end)}"
+
+
+def _either_text(form: CallForm) -> Sequence[str]:
+    """Rules of a text that may be quoted before its stop, and never holds what ends the call, at which a reader stops; none
+    if the form has no such texts, or has tokens for them.
+    """
+    parts = (form.quote, form.unquote, form.stop, form.tail)
+    if not all(part and all(isinstance(piece, str) for piece in part) for part in parts):
+        return []
+    quote, unquote, stop, tail = (re.escape("".join(map(str, part))).replace("/", r"\/") for part in parts)
+    return [
+        f"PLAIN: /(?s:.*){stop}/ & ~/\\s*{quote}(?s:.*)/",
+        f"QUOTED: /\\s*{quote}(?s:.*){unquote}\\s*{stop}/",
+        f"EITHER: (PLAIN | QUOTED) & ~/(?s:.*){tail}(?s:.*)/",
+        "text[lazy]: EITHER",
+    ]
 
 
 def _in_order(pairs: Sequence[tuple[str, bool]], comma: str) -> str:

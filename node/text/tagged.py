@@ -94,6 +94,12 @@ class Tags:
     quote: str = ""
     unquote: str = ""
 
+    @property
+    def quoted(self) -> re.Pattern[str]:
+        """A quoted text before a stop; without a quote, it matches nothing."""
+        quote, unquote, stop = map(re.escape, (self.quote, self.unquote, self.stop))
+        return re.compile(rf"\s*{quote}(.*?){unquote}\s*{stop}" if quote else r"(?!)", re.DOTALL)
+
 
 def read_arguments(text: str, at: int, tags: Tags, known: Iterable[Argument] | None) -> tuple[dict[str, Any], int]:
     """The arguments from a place in a text on, and where they end; without any `known`, all may come. Raises ValueError if one of
@@ -105,8 +111,12 @@ def read_arguments(text: str, at: int, tags: Tags, known: Iterable[Argument] | N
         if known is not None and name not in arguments:
             raise ValueError(f"there is no argument {name}")
         if tags.stop:
-            end = text.index(tags.stop, at)
-            found[name], at = _value(arguments[name], _unquoted(text[at:end], tags)), end + len(tags.stop)
+            if quoted := tags.quoted.match(text, at):
+                written, at = quoted[1], quoted.end()
+            else:
+                end = text.index(tags.stop, at)
+                written, at = text[at:end], end + len(tags.stop)
+            found[name] = _value(arguments[name], written)
         elif tags.quote and text.startswith(tags.quote, at):
             at += len(tags.quote)
             end = text.index(tags.unquote, at)
@@ -114,12 +124,6 @@ def read_arguments(text: str, at: int, tags: Tags, known: Iterable[Argument] | N
         else:
             found[name], at = json.JSONDecoder().raw_decode(text, at)
     return found, at
-
-
-def _unquoted(written: str, tags: Tags) -> str:
-    text = written.strip()
-    is_quoted = tags.quote and text.startswith(tags.quote) and text.endswith(tags.unquote)
-    return text.removeprefix(tags.quote).removesuffix(tags.unquote) if is_quoted else written
 
 
 def _value(argument: Argument, written: str) -> Any:

@@ -326,13 +326,21 @@ async def test_the_types_that_kimi_k3_tells(families, grammars):
     assert 'type="string"' in call
 
 
-async def test_minicpms_texts_may_be_quoted(families, grammars):
+@pytest.mark.parametrize("text", ["a < b\n", "a</param>b", '</param><param name="city">', "a]]>b", ""])
+async def test_minicpms_texts_may_be_quoted(families, grammars, text):
     family = families["minicpm"]
     tool = {"type": "function", "function": {"name": "weather", "parameters": TEXT, "strict": True}}
-    call = BOUND["minicpm"].call.replace("Rome", "<![CDATA[a < b\n]]>")
+    call = BOUND["minicpm"].call.replace("Rome", f"<![CDATA[{text}]]>")
     assert fits(family, await grammar_of(grammars, family[0], tool), call)
     whole, _ = read(family[0], family[0].encode(call, bos=False), tools=(tool,))
-    assert called(whole) == [("weather", {"city": "a < b\n"})]
+    assert called(whole) == [("weather", {"city": text})]
+
+
+@pytest.mark.parametrize("text", ["a</function>b", "<![CDATA[a</function>b]]>", "<![CDATA[a", "a</param>b"])
+async def test_minicpms_texts_hold_nothing_that_ends_them(families, grammars, text):
+    family = families["minicpm"]
+    tool = {"type": "function", "function": {"name": "weather", "parameters": TEXT, "strict": True}}
+    assert not fits(family, await grammar_of(grammars, family[0], tool), BOUND["minicpm"].call.replace("Rome", text))
 
 
 async def test_no_token_goes_over_the_end_of_a_mark(families, grammars):

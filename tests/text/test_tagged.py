@@ -116,7 +116,7 @@ def test_reading_of_what_no_tag_ends():
 def test_reading_of_texts_that_may_be_quoted():
     tags = Tags(re.compile(r"<(\w+)>"), "</>", "[[", "]]")
     known = arguments_of({"properties": {"a": {"type": "string"}, "b": {"type": "string"}, "n": {}}})
-    assert read_arguments("<a>[[ <x> ]]</><b>[[x</><n>[[5]]</>", 0, tags, known)[0] == {
+    assert read_arguments("<a>[[ <x> ]]</><n>[[5]]</><b>[[x</>", 0, tags, known)[0] == {
         "a": " <x> ",
         "b": "[[x",
         "n": 5,
