@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 APPLIED_S = 5.0
 """Time within which a node adopts the placement without a model, and reports its new state. It does so at once; a slower
 one is about to leave the cluster."""
-UNLOAD_LOOK_S = 1.0
-"""Interval of looks for models that are idle for long enough."""
 
 
 @dataclass(slots=True)
@@ -86,7 +84,7 @@ class Commands:
     async def unload_idle(self, keep_alive_s: float) -> None:
         """While this node is head, unload models that have been idle for so long, or for as long as a request said."""
         while True:
-            await asyncio.sleep(in_step(min(UNLOAD_LOOK_S, keep_alive_s / 4)))
+            await asyncio.sleep(in_step(min(1.0, keep_alive_s / 4)))
             for model in self.head.idle(keep_alive_s):
                 log.info("%s has been idle for as long as it may be", model)
                 with contextlib.suppress(ModelBusy, ModelNotFound, NotReady):  # things changed while nodes were told

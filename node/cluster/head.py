@@ -35,8 +35,6 @@ PAUSE_SHARE = 4
 """A plan of more than SLOW_PLAN_S is followed by a pause of this many times its duration, as it blocks the event loop."""
 LATE_S = 2.0
 """Maximum age of what this node was told of requests: a client that saw its answer's end may be quicker."""
-MAX_PAUSE_S = 0.25
-"""Maximum pause: the loss of a node waits for the next plan."""
 _CACHED = 16
 """Number of cached placements: each plan tries several, and the same ones again if nothing has changed."""
 
@@ -80,7 +78,7 @@ class Head:
                     self._wanted.forget_users()
                 self._planned.notify()
                 if (took := now() - began) > SLOW_PLAN_S:
-                    await asyncio.sleep(min(PAUSE_SHARE * took, MAX_PAUSE_S))
+                    await asyncio.sleep(min(PAUSE_SHARE * took, 0.25))  # the loss of a node waits for the next plan
                 await self._agent.head_due.wait(in_step(REPLAN_S))
 
     async def want(self, model: str) -> None:

@@ -23,8 +23,6 @@ HEARTBEAT_S = 0.6
 """Silence of a node after which it is called, by the one of the two with the smaller id."""
 PATIENCE = 1.75
 """The other one calls if that is late by this factor: by more than delays vary over Wi-Fi, so that not both do."""
-SUSPECT_HEARTBEAT_S = 0.1
-"""Interval for a suspect node, which has to be cleared or replaced soon."""
 UNHEARD_AT_ONCE = 16
 UNHEARD_AGAIN_S = 8.0
 """So many nodes that were never heard are tried in this time, besides those that answer: adverts may be invented."""
@@ -87,7 +85,7 @@ class Heartbeats:
                 held.cancel()
                 self._unheard.release()
             if state is NodeState.SUSPECT:
-                await asyncio.sleep(SUSPECT_HEARTBEAT_S)
+                await asyncio.sleep(0.1)  # it has to be cleared or replaced soon
             elif state in (NodeState.ALIVE, None):
                 if state is None and len(self._book.entries) > UNHEARD_AT_ONCE:
                     self._book.disconnect(node)  # many connections to nowhere take much memory

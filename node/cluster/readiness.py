@@ -7,9 +7,6 @@ from node.core.reports import StageState
 from node.core.rings import Ring, StageSpec
 from node.core.views import PRESENT, ClusterView, NodeState, PeerView
 
-UNHEARD_S = 5.0
-"""A node unheard for so long in a ring that the head keeps is only unreachable from this node."""
-
 
 class RingState(StrEnum):
     READY = "ready"
@@ -76,7 +73,8 @@ def _seems_ready(ring: Ring, peers: Mapping[str, PeerView]) -> bool:
 
 
 def _unheard(peer: PeerView | None) -> bool:
-    return peer is not None and peer.state not in PRESENT and peer.last_seen_s >= UNHEARD_S
+    """Whether a node of a ring that the head keeps is not heard for so long that it is only unreachable from this node."""
+    return peer is not None and peer.state not in PRESENT and peer.last_seen_s >= 5.0
 
 
 def is_needed(view: ClusterView) -> bool:

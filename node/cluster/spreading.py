@@ -16,21 +16,18 @@ from node.placement.spread import MIN_GAIN, Single, Spread, Stream, best_single,
 
 log = logging.getLogger(__name__)
 
-WINDOW_S = 10.0
-"""Busy seconds after which two thirds of what is known of a model's load is new."""
 ALONE, SEVERAL = 0.1, 0.5
 """Share of busy time in which a model has several requests at once, up to which they count as one stream, and from which on as
 several.
 """
 SETTLE_S = 10.0
-"""Busy seconds for which the other number of stages must be the better one."""
+"""Busy seconds after which two thirds of what is known of a model's load is new, and for which the other number of stages must be the
+better one.
+"""
 PAUSE_S = 60.0
 """Least time from one change to the next one to two stages; twice as long after each. A ring that takes turns would compute what it
 said before anew each time.
 """
-MAX_PAUSE_S = 3600.0
-_MOST_STEP_S = 2.0
-"""Most time that counts between two looks."""
 
 
 @dataclass(slots=True)
@@ -56,7 +53,7 @@ class _Load:
         """Its rings are of one stage again, or are to be."""
         self.chosen, self.better_s, self.was_spread = None, 0.0, False
         self.not_before = now + self.pause_s
-        self.pause_s = min(MAX_PAUSE_S, 2 * self.pause_s)
+        self.pause_s = min(3600.0, 2 * self.pause_s)
 
 
 class Spreading:
@@ -99,11 +96,11 @@ class Spreading:
         nodes: Sequence[NodeReport],
         now: float,
     ) -> Spread | None:
-        busy_s = min(now - load.seen_at, _MOST_STEP_S)
+        busy_s = min(now - load.seen_at, 2.0)  # most that counts between two looks
         load.seen_at = now
         requests = sum(each.running + each.queued for each in traffic.values())
         if requests:
-            load.several += ((requests > 1) - load.several) * min(1.0, busy_s / WINDOW_S)
+            load.several += ((requests > 1) - load.several) * min(1.0, busy_s / SETTLE_S)
         lone = next((ring for ring in rings if requests == 1 and ring.id in traffic and traffic[ring.id].running), None)
         staying = {node.info.id for node in nodes if not node.draining}
         spread = next(
@@ -117,7 +114,7 @@ class Spreading:
         if load.was_spread:  # it is lost, or has been replaced
             load.end(now)
         if measured and lone and len(lone.stages) == 1:
-            load.stream = _smoothed(load.stream, lone.driver, measured, min(1.0, busy_s / WINDOW_S))
+            load.stream = _smoothed(load.stream, lone.driver, measured, min(1.0, busy_s / SETTLE_S))
             if load.chosen is None and now >= load.not_before:
                 self._seek(load, spec, load.stream, nodes, busy_s)
         present = {node.info.id for node in nodes if families_of_all(spec, node) is not None}

@@ -13,9 +13,6 @@ from node.ring.taking import Taking
 
 log = logging.getLogger(__name__)
 
-ASK_S = 0.1
-"""Seconds between two questions, if this stage is looking so long."""
-
 
 class Asking:
     """A task for each session asks until no stage is looking any more."""
@@ -64,7 +61,7 @@ class Asking:
                 if not told.pending:
                     break
                 told = replace(told, chain=b"", pending=False, longest=0)
-                await self._taking.wait(number, ASK_S)
+                await self._taking.wait(number, 0.1)
             self._taking.forget([Forget(number)])
             self._admission.restored(asked, told)
             del self._tasks[number]

@@ -62,8 +62,6 @@ MOST_BUSY = 30
 """So many times in a row it is put off as sessions are served; then they wait for it."""
 IDLE_LOOK_S = 10.0
 """Interval at which a node looks whether it should still keep layers that no ring uses."""
-FRAMES_WAIT_S = 2.0
-"""How long frames wait for their ring to begin here: the stage before may hear of it earlier than this node."""
 
 
 class Rings:
@@ -180,7 +178,7 @@ class Rings:
         first = await anext(frames, None)
         if first is None:
             return
-        deadline = now() + FRAMES_WAIT_S
+        deadline = now() + 2.0  # the stage before may hear of the ring earlier than this node
         while not (role := self._role(first.ring)):
             if not await self._began.wait(deadline - now()):
                 raise StaleFence(f"This node is not part of ring {first.ring}.")

@@ -240,7 +240,8 @@ class LoadedShards:
         lends = {idler for idler in idle for shard in used if shard not in self._loaded and self._lent(idler, shard)}
         # A stable order: the least recently used first.
         for shard in sorted(idle, key=lambda shard: (shard.model not in released, shard in lends)):
-            is_old = shard not in lends and self._is_old(shard)
+            idle_since = self._loaded[shard].idle_since
+            is_old = idle_since is not None and now() >= idle_since + IDLE_S and shard not in lends
             if shard.model in released or is_old or self.kept_bytes(used) > spare:
                 log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
                 models.append(self._loaded.pop(shard).stage.model)
@@ -257,7 +258,3 @@ class LoadedShards:
                 loaded.idle_since = None
             elif loaded.idle_since is None:
                 loaded.idle_since = now()
-
-    def _is_old(self, shard: Shard) -> bool:
-        idle_since = self._loaded[shard].idle_since
-        return idle_since is not None and now() >= idle_since + IDLE_S

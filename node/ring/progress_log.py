@@ -14,8 +14,6 @@ from node.core.reports import StageReport, StageState
 LINE_S = 10.0
 BAR_S = 1.0
 _BAR_CHARS = 16
-_COLUMNS = 80
-"""Of a terminal that does not know."""
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +37,7 @@ async def _draw_bars(reports: Callable[[], Sequence[StageReport]]) -> None:
         stages = _loading(reports())
         if stages or shown:
             more = f" (and {len(stages) - 1} more)" if len(stages) > 1 else ""
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             text = (bar(stages[0]) + more)[: columns - 1] if stages else ""
             sys.stderr.write(ERASE_LINE + text)
             sys.stderr.flush()
