@@ -12,8 +12,6 @@ from typing import Protocol
 from api.http.limits import HEADER_S, IDLE_S, KEPT_CONNECTIONS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ONE, STALL_S
 from node.core.logs import WARN_INTERVAL_S
 
-HEALTH = "/health"
-
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +66,7 @@ class Connections:
 
     def admits(self, connection: Connection, path: str) -> bool:
         """Whether a request on a registered connection may be answered. One beyond the limits gets a place if there is one."""
-        if connection in self._open or path == HEALTH:
+        if connection in self._open or path == "/health":
             return True
         if full := self._take_place(connection):
             self._warn(full, connection.heard_at)

@@ -17,7 +17,6 @@ from node.core.addresses import is_address, is_local_address, is_local_name, par
 log = logging.getLogger(__name__)
 
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
-EXPOSED = "Retry-After, X-Request-ID, Request-Id"
 ALLOWED = (
     *("Authorization", "Content-Type", "OpenAI-Beta", "OpenAI-Organization", "OpenAI-Project"),
     *(f"X-Stainless-{name}" for name in ("Arch", "Async", "Helper-Method", "Lang", "OS", "Package-Version")),
@@ -36,7 +35,6 @@ OWN = ("/cluster/", "/metrics")
 SITE, DESTINATION = "Sec-Fetch-Site", "Sec-Fetch-Dest"
 LOG = "/cluster/logs"
 """Where only these may read, too: a log has more than other pages need."""
-PREFLIGHT_SECONDS = "600"
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 READING = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 WEB = frozenset({"http", "https"})
@@ -90,7 +88,7 @@ class Cors:
             if origin is None or not self._may_ask(origin):
                 return
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
-        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED
+        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = "Retry-After, X-Request-ID, Request-Id"
 
     def preflight(self, request: web.BaseRequest) -> web.Response:
         """Answer a preflight (OPTIONS), on any path. Raises OriginNotAllowed."""
@@ -103,7 +101,7 @@ class Cors:
                 hdrs.ALLOW: METHODS,
                 hdrs.ACCESS_CONTROL_ALLOW_METHODS: METHODS,
                 hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(sorted(names.values())),
-                hdrs.ACCESS_CONTROL_MAX_AGE: PREFLIGHT_SECONDS,
+                hdrs.ACCESS_CONTROL_MAX_AGE: "600",
             },
         )
 

@@ -12,8 +12,6 @@ from node.core.errors import PippinError
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S = 1.0
-"""Seconds for which an answer waits for the head, which may be about to be replaced."""
 FOREVER_S = 1e9
 """Seconds that stand for a negative `keep_alive` of a request with a prompt."""
 CheckChange = Callable[[web.BaseRequest], None]
@@ -28,7 +26,7 @@ async def keep(env: Env, check_change: CheckChange, request: web.Request, model:
         return
     try:
         check_change(request)
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(1.0):  # the head may be about to be replaced
             await env.gateway.commands.run(
                 KeepModel(model, FOREVER_S if keep_alive < 0 else min(keep_alive, FOREVER_S))
             )

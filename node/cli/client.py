@@ -23,8 +23,6 @@ TIMEOUT_S = 5.0
 """A node answers from memory in milliseconds, even while it computes; one that takes longer is stuck."""
 DECIDE_TIMEOUT_S = 30.0
 """Longer, as the head first searches another place for everything, and tells the node."""
-QUIET_S = 60.0
-"""Maximum silence of a stream: a node sends a comment every 10 s while it has no token."""
 
 _URL = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#\[\]]+)(?::(?P<port>[0-9]{1,5}))?/?")
 _PATHS = re.compile(r"/(?:v1|cluster/status)/?$")
@@ -111,7 +109,7 @@ class Api(NamedTuple):
 
     def lines(self, method: str, path: str, body: Json | None = None) -> Generator[str, None, None]:
         """Lines of a text as they arrive; empty ones are left out. Raises NoNode, StatusFailed, RequestRefused."""
-        with self._answer(method, path, QUIET_S, body) as answer:
+        with self._answer(method, path, 60.0, body) as answer:  # a node sends a comment every 10 s
             while line := answer.readline():
                 if text := line.decode("utf-8", "replace").rstrip():
                     yield text

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 
 from node.core.errors import NodeNotFound
 
-SHOWN_DIGITS = 4
-
 
 def is_plain(name: str) -> bool:
     """Whether it is one word for a shell, which does nothing but name something: it is never quoted."""
@@ -19,9 +17,7 @@ def shown_names(names: Mapping[str, str]) -> dict[str, str]:
     `names`: by id.
     """
     all_names = list(names.values())
-    return {
-        node: f"{name}-{node[:SHOWN_DIGITS]}" if all_names.count(name) > 1 else name for node, name in names.items()
-    }
+    return {node: f"{name}-{node[:4]}" if all_names.count(name) > 1 else name for node, name in names.items()}
 
 
 def named(text: str, names: Mapping[str, str]) -> list[str]:

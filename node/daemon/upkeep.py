@@ -19,15 +19,6 @@ from node.host.interfaces import Interface, addresses, multicast_addresses
 from node.members.discovery import Discovery
 from node.model.catalogue import Catalogue
 
-CATALOGUE_SHARE = 20
-"""A slow search is followed by a pause of this many times its duration."""
-FIRST_SEARCH_S = 10.0
-"""Timeout of the first search; a node with a slower disk starts without its list of models."""
-ISSUES_S = 30.0
-"""Interval at which issues of this machine are looked for."""
-MEMORY_S = 10.0
-"""Interval at which free heap memory is returned to the system."""
-
 log = logging.getLogger(__name__)
 
 
@@ -42,17 +33,17 @@ class Upkeep:
         """Of this machine, as of the last look."""
 
     async def begin(self) -> asyncio.Task[None]:
-        """Search the disk for models. Returns the search, which may be unfinished after FIRST_SEARCH_S."""
+        """Search the disk for models. Returns the search, which may be unfinished: a slow disk delays no start."""
         search = asyncio.create_task(self._search())
-        await asyncio.wait({search}, timeout=FIRST_SEARCH_S)
+        await asyncio.wait({search}, timeout=10.0)
         return search
 
     async def keep_catalogue(self, search: asyncio.Task[None]) -> None:
-        """Search the disk for models again and again. `search`: the first one, from `begin`."""
+        """Search the disk for models again and again, after a slow search less often. `search`: the first one, from `begin`."""
         begun = time.monotonic()
         while True:
             await search
-            await asyncio.sleep(in_step(max(LOOK_S, CATALOGUE_SHARE * (time.monotonic() - begun))))
+            await asyncio.sleep(in_step(max(LOOK_S, 20 * (time.monotonic() - begun))))
             begun = time.monotonic()
             search = asyncio.create_task(self._search())
 
@@ -84,7 +75,7 @@ class Upkeep:
                 former, self.issues = self.issues, await find()
                 if _log_changes(former, self.issues):
                     agent.touch()
-            await asyncio.sleep(in_step(ISSUES_S))
+            await asyncio.sleep(in_step(30.0))
 
     async def try_served(self, agent: Agent, describe: Callable[[ModelVersion], Awaitable[object]]) -> None:
         """Describe the models that other nodes serve, while this one has no layers, as it may be the next to take some: a first
@@ -113,7 +104,7 @@ class Upkeep:
     async def keep_memory(self) -> None:
         """Return the heap memory that large requests freed to the system."""
         while True:
-            await asyncio.sleep(in_step(MEMORY_S))
+            await asyncio.sleep(in_step(10.0))
             await self._pool.run(memory.release_free_heap)
 
 

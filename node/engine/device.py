@@ -25,9 +25,6 @@ _PLACES = (
     "lib/libopenblas.so.0",
 )
 """Where Debian, Fedora and Arch install tuned ones, below /usr."""
-_MAX_BUFFERS = 2 * 2**30
-_MAX_BUFFERS_SHARE = 0.05
-"""Of the device's memory."""
 
 
 class DeviceUnavailable(PippinError):
@@ -69,7 +66,7 @@ def is_metal() -> bool:
 def limit_memory() -> None:
     """Bound the buffers that MLX keeps for reuse: its own bound is all of the memory."""
     if memory := device_memory():
-        mx.set_cache_limit(min(_MAX_BUFFERS, int(memory * _MAX_BUFFERS_SHARE)))
+        mx.set_cache_limit(min(2 * 2**30, int(memory * 0.05)))
 
 
 def release_memory(models: list[Module]) -> Generator[float, None, None]:

@@ -17,10 +17,6 @@ from node.engine.sampling import NO_TOKEN, Draw, begin_draw
 from node.engine.stage import Stage
 from node.engine.tensor_codec import token_array
 
-CHUNK_S = 0.02
-"""Target duration of a chunk of a prompt, as the ring's own steps wait for it."""
-FIRST_CHUNK = 64
-MAX_CHUNK = 1024
 _LANE = 0
 
 
@@ -42,7 +38,8 @@ class DraftModel:
         self._vocabulary = vocabulary
         self._held: list[int] = []
         """Tokens of which the lane has KV."""
-        self._chunk = FIRST_CHUNK
+        self._chunk = 64
+        """Tokens of the next chunk of a prompt."""
         self.is_catching_up = False
         self.max_context = min(stage.plan.max_context, DRAFT_CONTEXT)
         self.kv_bytes = 0
@@ -76,8 +73,8 @@ class DraftModel:
         if self.is_catching_up:
             began = time.monotonic()
             self._run(certain[: self._chunk])
-            most = self._stage.plan.max_chunk or MAX_CHUNK
-            is_slow = time.monotonic() - began > CHUNK_S
+            most = self._stage.plan.max_chunk or 1024
+            is_slow = time.monotonic() - began > 0.02  # for which the ring's own steps wait
             self._chunk = max(1, self._chunk // 2) if is_slow else min(2 * self._chunk, most)
             return None
         hidden = self._run(certain) if certain else ()

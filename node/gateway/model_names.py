@@ -12,10 +12,6 @@ from node.core.reports import NodeReport
 from node.model.catalogue import Catalogue
 from node.model.short_names import untagged
 
-TELL_S = 1.0
-"""Maximum wait for the head to hear of a model that came just now. It takes some milliseconds."""
-LOOK_S = 0.02
-
 
 @dataclass(slots=True)
 class ModelNames:
@@ -42,10 +38,10 @@ class ModelNames:
         if model := self.match(name):
             return model
         model = await self.files.run(self.catalogue.find, self._without_alias(name), self.held())
-        agent, deadline = self.agent, now() + TELL_S
+        agent, deadline = self.agent, now() + 1.0  # it takes some milliseconds
         agent.touch()
         while agent.head not in ("", agent.info.id) and agent.states.lacks_news(agent.head) and now() < deadline:
-            await agent.changed.wait(LOOK_S)
+            await agent.changed.wait(0.02)
         return model
 
     def aliases(self) -> Mapping[str, str]:

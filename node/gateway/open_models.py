@@ -22,9 +22,6 @@ from node.model.picture_form import PictureForm
 from node.text.sandbox import SandboxServer
 from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder, TokenizerProcesses
 
-BROKEN_S = 60.0
-"""A tokenizer that cannot be read is tried again after this time: a try may take 10 s."""
-
 
 class _Opened(NamedTuple):
     revision: str
@@ -70,7 +67,7 @@ class OpenModels:
     async def _opened(self, ring: Ring) -> _Opened:
         async with self._opening.setdefault(ring.model, asyncio.Lock()):
             failed_at, why = self._broken.get(ring.version.files, (0.0, ""))
-            if why and now() - failed_at < BROKEN_S:
+            if why and now() - failed_at < 60.0:  # a try may take 10 s
                 raise ModelBroken(why)
             opened = self._open.get(ring.model)
             if opened is None or opened.revision != ring.version.revision:

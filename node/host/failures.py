@@ -16,7 +16,6 @@ log = logging.getLogger(__name__)
 
 WINDOW_S = 600.0
 """Two ends count as one after the other if the node ran for less time than this between them. It is the longest pause, too."""
-FIRST_PAUSE_S = 30.0
 _FILE = "failures.json"
 
 
@@ -30,7 +29,7 @@ class Failures:
     @property
     def pause_s(self) -> float:
         """Seconds from the last end to the next start: none after a single end, then twice as many each time."""
-        return min(FIRST_PAUSE_S * 2.0 ** min(self.in_row - 2, 16), WINDOW_S) if self.in_row > 1 else 0.0
+        return min(30.0 * 2.0 ** min(self.in_row - 2, 16), WINDOW_S) if self.in_row > 1 else 0.0
 
     def wait_s(self, now: float, booted_at: float) -> float:
         """Seconds until the next start: none since the machine was restarted; never more than the pause, also if the clock

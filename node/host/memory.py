@@ -32,8 +32,6 @@ _SYSTEM_WIRED_SHARE = 1 / 16
 _IS_MAC = platform.system() == "Darwin"
 _LIBC = ctypes.CDLL(None)
 _GLIBC = _LIBC if sys.platform == "linux" and hasattr(_LIBC, "malloc_trim") else None
-_M_ARENA_MAX = -8
-_MAX_ARENAS = 2
 
 
 def limit_arenas() -> None:
@@ -43,7 +41,7 @@ def limit_arenas() -> None:
     libraries do not need this.
     """
     if _GLIBC:
-        _GLIBC.mallopt(_M_ARENA_MAX, _MAX_ARENAS)
+        _GLIBC.mallopt(-8, 2)  # M_ARENA_MAX
 
 
 def release_free_heap() -> None:

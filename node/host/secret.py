@@ -13,7 +13,6 @@ from node.host.private_file import exposed, repair
 VARIABLE = "PIPPIN_SECRET"
 MIN_BITS = 60
 """Minimum entropy in bits. Adverts allow offline guessing, at some 0.2 s per core and guess: words would be found."""
-NEW_BITS = 128
 MAX_BYTES = 4096
 """Maximum bytes; a longer file was probably named by mistake."""
 
@@ -33,7 +32,7 @@ _CLASSES = (string.ascii_lowercase, string.ascii_uppercase, string.digits, strin
 
 def new_secret() -> str:
     """Return 128 random bits in hex."""
-    return secrets.token_hex(NEW_BITS // 8)
+    return secrets.token_hex(128 // 8)
 
 
 def strength(secret: bytes) -> float:

@@ -8,9 +8,6 @@ import socket
 import threading
 from collections.abc import Callable
 
-QUIT_S = 1.0
-"""Seconds after which the second signal ends the process; enough to say goodbye to peers."""
-
 
 def exit_within(seconds: float, code: int) -> None:
     """End the process after this time if it has not ended by itself. No log is lost: stderr is not buffered."""
@@ -35,7 +32,7 @@ def on_signals(stop: Callable[[], None], leave: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(stop)
         while receiver.recv(1)[0] == signal.SIGHUP:
             pass
-        exit_within(QUIT_S, 0)
+        exit_within(1.0, 0)  # enough to say goodbye to peers
         with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(leave)
 

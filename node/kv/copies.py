@@ -27,7 +27,6 @@ UNMEASURED = 1e7
 """Bytes per second of a path of which no bandwidth is known yet."""
 PAUSE_S = 5.0
 """Time in which nothing is sent after a failure."""
-_TRIES = 3
 RECALL_S, _RECALLS = 60.0, 60
 """Pause after which copies are to be deleted once more at nodes that were not reached, and how often that is tried."""
 _MAX_WAITING = 256
@@ -132,7 +131,7 @@ class KvCopies:
     async def _copy_all(self) -> None:
         while self._waiting:
             sequence = next(iter(self._waiting.values()))
-            for _ in range(_TRIES):
+            for _ in range(3):
                 if await self._is_copied(sequence):
                     break
                 await asyncio.sleep(PAUSE_S)

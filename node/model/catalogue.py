@@ -27,8 +27,6 @@ from node.model.weights import Weights
 
 log = logging.getLogger(__name__)
 
-SEARCH_AGAIN_S = 1.0
-"""Minimum interval of searches for names that are not known: anybody can send them."""
 _PATH_HINT = "Start a node with --model and this path, and name the model by its folder."
 
 
@@ -108,7 +106,7 @@ class Catalogue:
         """
         if model_id := self.match(name, elsewhere):
             return model_id
-        if time.monotonic() - self._searched_again_at > SEARCH_AGAIN_S:
+        if time.monotonic() - self._searched_again_at > 1.0:  # anybody can send such names
             self._searched_again_at = time.monotonic()
             self.refresh()
         if model_id := self.match(name, elsewhere):

@@ -19,9 +19,6 @@ from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.2
-"""Interval at which a load looks for a file that another load is fetching."""
-
 Refused = set[tuple[str, HeldModel, str]]
 """Peer, model and file: peers that sent a file with wrong content."""
 
@@ -83,7 +80,7 @@ class Gathering:
                     task.cancel()
                 await asyncio.wait(tasks)
             if not files.opened:
-                await asyncio.sleep(LOOK_S)  # another load or request is fetching them
+                await asyncio.sleep(0.2)  # another load or request is fetching them
 
     def usable(self, held: Mapping[File, Sequence[Address]]) -> dict[File, list[Address]]:
         """The files that some peer is still to be asked for, each with these peers."""

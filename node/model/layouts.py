@@ -29,7 +29,6 @@ Stat = tuple[int, int, int]
 
 _NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 _READ = {*CONFIGS, DESCRIPTION, INDEX}
-_MAX_KEPT = 8
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 """errnos of links that lead nowhere."""
 
@@ -152,7 +151,7 @@ class Layouts:
 
     def __init__(self, parser: JsonParser | None = None) -> None:
         self.parser = parser or JsonParser()
-        self._known: LruCache[Path, Layout] = LruCache(_MAX_KEPT)
+        self._known: LruCache[Path, Layout] = LruCache(8)
         self._using = threading.Lock()
 
     def of(self, directory: Path) -> Layout:

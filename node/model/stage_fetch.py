@@ -33,8 +33,6 @@ from node.rpc.client import RpcClient
 log = logging.getLogger(__name__)
 
 Progress = Callable[[Download], None]
-TELL_S = 0.1
-"""Interval at which a download's progress is told."""
 LOOK_AGAIN_S = 1.0
 """Interval at which a load looks whether other nodes have what they download."""
 TURN_S = 2 * LOOK_AGAIN_S
@@ -228,7 +226,7 @@ class StageFetch:
                 fetch = partial(self._hub.fetch, model.id, file, note, revision=model.revision, needed=needed)
                 fetching = asyncio.ensure_future(self._downloads.run(fetch))
                 try:
-                    while not (await asyncio.wait([fetching], timeout=TELL_S))[0]:
+                    while not (await asyncio.wait([fetching], timeout=0.1))[0]:
                         self._progress(self._meter.download())
                     await fetching
                 finally:

@@ -27,10 +27,6 @@ A node opens some four to another.
 """
 MAX_CONNECTIONS_OF_ADDRESS = 128
 """Connections from one address; several nodes may share a machine."""
-HANDSHAKE_S = 10
-"""Timeout of the handshake, after which the connection is closed."""
-IDLE_S = 300
-"""Timeout after which a connection without calls is closed. A node's next call reconnects by itself."""
 
 Options = tuple[tuple[str, int | str], ...]
 _COMMON: Options = (
@@ -69,6 +65,6 @@ SERVER_OPTIONS: Options = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),  # membership notices the loss of a node; this one ends what still serves it
     ("grpc.max_concurrent_streams", MAX_STREAMS),
-    ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_S),
-    ("grpc.max_connection_idle_ms", 1000 * IDLE_S),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),  # a node's next call reconnects by itself
 )

@@ -34,8 +34,6 @@ CALL_TIMEOUT_S = 5.0
 """For calls that a healthy node answers at once."""
 DECIDE_TIMEOUT_S = 15.0
 """The head calls the node in question, and waits for its answer."""
-REFUSE_TIMEOUT_S = 0.3
-"""A reachable machine refuses a connection within a round trip."""
 DESCRIBE_TIMEOUT_S = 60.0
 """Time to read the headers of a big model's files from a slow disk."""
 STALL_TIMEOUT_S = 30.0
@@ -132,7 +130,7 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
         """Whether the peer's machine refuses a new TCP connection now. gRPC's channel state may be outdated."""
         host, port = split_host_port(peer.target)
         try:
-            async with asyncio.timeout(REFUSE_TIMEOUT_S):
+            async with asyncio.timeout(0.3):  # a reachable machine refuses a connection within a round trip
                 _, writer = await asyncio.open_connection(host, port)
         except ConnectionRefusedError:
             return True

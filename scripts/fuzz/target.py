@@ -20,7 +20,7 @@ from tests.conftest import MODEL, ROOT, Cluster, Node, running_cluster, until
 AT_ONCE = 8
 """Number of attacks that run at the same time."""
 SETTLE_S = 30.0
-"""Time for a node to return memory to the system: it does so every 10 s (`MEMORY_S` in node/daemon/upkeep.py)."""
+"""Time for a node to return memory to the system: it does so every 10 s (`keep_memory` in node/daemon/upkeep.py)."""
 HANG_S = 90.0
 """Seconds after which an attack counts as hung: requests may wait 60 s for a model."""
 MOST_COMPLAINTS = 50
