@@ -50,9 +50,12 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("stop_regex", "custom_logit_processor", "lora_path"), ([], "")),
     **dict.fromkeys(("use_beam_search", "structured_outputs.structural_tag"), (False,)),
     **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim"), (False,)),
-    "web_search_options": (),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
+    "skip_special_tokens": (True,),
+    "truncate_prompt_tokens": (-1,),
+    **dict.fromkeys(("web_search_options", "prompt_logprobs"), ()),
 }
-"""Parameters that would change an answer, and the values with which they don't."""
+"""Parameters that would change an answer, or have more in it, and the values with which they don't."""
 
 
 def check_off(body: Mapping[str, Any]) -> None:

@@ -179,12 +179,12 @@ async def encode_middle(model: OpenModel, prefix: str | list[int], suffix: str) 
     return await model.encoder.encode_fim(prefix, suffix, context=model.context, param="prompt")
 
 
-async def encode_text(model: OpenModel, prompt: str | list[int], *, param: str) -> Sequence[int]:
+async def encode_text(model: OpenModel, prompt: str | list[int], *, param: str, bos: bool = True) -> Sequence[int]:
     """Tokenize a text that is not a chat. `param`: the request's parameter that holds it. Raises BadRequest."""
     if isinstance(prompt, list):
         check_tokens(model, prompt, param=param)
         return prompt
-    tokens = await model.encoder.encode(prompt, context=model.context, param=param)
+    tokens = await model.encoder.encode(prompt, context=model.context, param=param, bos=bos)
     if tokens:
         return tokens
     start = model.tokenizer.empty_text_token

@@ -47,6 +47,8 @@ class ChatRequest(GenerationRequest):
     functions: list[FunctionTool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     function_call: FunctionCallChoice | None = None
     modalities: list[Literal["text", "audio"]] = Field(default=["text"], max_length=MAX_VARIABLES, fail_fast=True)
+    echo: Annotated[bool, Refused()] = False
+    chat_template: Annotated[str, Refused("the model's own template makes the prompt")] = ""
     audio: Annotated[Any, Refused("models give only text here")] = None
     chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=MAX_VARIABLES)
     reasoning_effort: Effort | None = None

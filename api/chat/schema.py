@@ -266,6 +266,8 @@ class CompletionRequest(GenerationRequest):
     echo: bool = False
     best_of: Whole | None = Field(default=None, ge=1, le=MAX_CHOICES)
     suffix: str | None = None
+    # Of vLLM: whether the prompt begins with the token that begins a text.
+    add_special_tokens: bool = True
 
     @property
     def copies(self) -> int:

@@ -39,7 +39,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
         if body.suffix:
             tokens = await encode_middle(model, prompt, body.suffix)
         else:
-            tokens = await encode_text(model, prompt, param="prompt")
+            tokens = await encode_text(model, prompt, param="prompt", bos=body.add_special_tokens)
         prepared.max_new_tokens(tokens)
         echo, wanted = None, None
         if body.echo:

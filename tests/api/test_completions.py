@@ -62,6 +62,16 @@ async def test_control_strings_of_a_raw_prompt_are_control_tokens(server):
     assert {prompt[0], prompt[-1]} <= server.backend.model.tokenizer.control
 
 
+async def test_the_token_that_begins_a_text_can_be_left_out(server, monkeypatch):
+    """As vLLM's clients do whose text begins with that token's string, or that score a text from its middle on."""
+    tokenizer = server.backend.model.tokenizer
+    monkeypatch.setattr(tokenizer, "_adds_bos", True)
+    for given, expected in (({}, True), ({"add_special_tokens": True}, True), ({"add_special_tokens": False}, False)):
+        answer = await server.complete("Once", echo=True, max_tokens=1, **given)
+        assert (server.backend.requests[-1].prompt[0] == tokenizer.bos) == expected
+        assert answer.json["choices"][0]["text"].startswith("Once")
+
+
 async def test_echo(server):
     plain = await server.complete(" Once", echo=True, max_tokens=50)
     assert plain.json["choices"][0]["text"] == " OnceHello there!"

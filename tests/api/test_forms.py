@@ -145,6 +145,10 @@ async def test_two_forms_are_refused_in_each_dialect(server, path, beside):
         ({"stop_regex": "and|or"}, {"stop_regex": []}),
         ({"use_beam_search": True}, {"use_beam_search": False}),
         ({"no_stop_trim": True}, {"no_stop_trim": False}),
+        ({"return_token_ids": True}, {"return_token_ids": False}),
+        ({"skip_special_tokens": False}, {"skip_special_tokens": True}),
+        ({"truncate_prompt_tokens": 4}, {"truncate_prompt_tokens": -1}),
+        ({"prompt_logprobs": 0}, {"prompt_logprobs": None}),
         ({"web_search_options": {}}, {"web_search_options": None}),
     ],
 )

@@ -30,6 +30,8 @@ VALUES = {
     **dict.fromkeys(("conversation", "prompt", "template"), "x"),
     **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), "x"),
     **{name: [{"name": "x"}] for name in ("audio", "mcp_servers", "container")},
+    "echo": True,
+    "chat_template": "x",
     "response_format": {"type": "json_object"},
 }
 MARKED = [(schema, name, mark) for schema in BODIES for name, mark in not_followed(schema).items()]
