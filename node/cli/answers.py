@@ -12,7 +12,6 @@ from node.cli.terminal import dim, progress, without_controls
 from node.core.generation import CONVERSATION
 
 CHAT = "/v1/chat/completions"
-_KEEP_ALIVE = "keep-alive"
 
 
 class Shown(NamedTuple):
@@ -39,7 +38,7 @@ def show(api: Api, body: Json) -> Shown:
         with contextlib.suppress(KeyboardInterrupt), contextlib.closing(api.events(CHAT, body | more)) as events:
             for event in events:
                 if isinstance(event, str):
-                    if event != _KEEP_ALIVE and not has_begun:
+                    if event != "keep-alive" and not has_begun:
                         wait(event)
                         is_waiting = True
                     continue

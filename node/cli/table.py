@@ -28,7 +28,9 @@ def render(status: Json, width: int | None = None) -> str:
     if not status["warnings"]:
         return text
     told = _folded(status["warnings"], status["nodes"]).split("\n")
-    return "\n".join([text, "", *(_wrapped(line, width) for line in told)])
+    if width:
+        told = [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in told]
+    return "\n".join([text, "", *told])
 
 
 def findings(warnings: list[Json], nodes: Iterable[Json] = ()) -> str:
@@ -249,7 +251,3 @@ def _spaced(parts: Iterable[str], width: int | None) -> list[str]:
         else:
             lines[-1] = longer
     return lines
-
-
-def _wrapped(text: str, width: int | None) -> str:
-    return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) if width else text
