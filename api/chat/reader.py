@@ -229,10 +229,8 @@ class FamilyReader:
 
     def _add_free_call(self, parts: Parts, symbols: Sequence[Symbol], *, cut: bool) -> bool:
         """Add the call if it is one with a text, which ends where the tokens begin that close it."""
-        closing, form = (
-            len(list(takewhile(lambda symbol: isinstance(symbol, int), reversed(symbols)))),
-            self._tokenizer.dialect.form,
-        )
+        form = self._tokenizer.dialect.form
+        closing = len(list(takewhile(lambda symbol: isinstance(symbol, int), reversed(symbols))))
         written = self._spelled(symbols[: len(symbols) - closing])
         written = written.removesuffix(str(form.stop or form.unquote).strip()) if form else written
         for start, name in self._free.items():
@@ -263,12 +261,7 @@ class CallReader:
     """Incremental parser of calls that were generated under a grammar of node/text/grammar.py."""
 
     def __init__(
-        self,
-        names: Iterable[str],
-        *,
-        only: str | None = None,
-        custom: Container[str] = (),
-        or_text: bool = False,
+        self, names: Iterable[str], *, only: str | None = None, custom: Container[str] = (), or_text: bool = False
     ) -> None:
         """`only`: the answer is the arguments of one call of this function; None: each call has its function's name. `custom`:
         names of tools whose calls have a text, up to the end of the answer. `or_text`: the answer may be a text instead of calls.

@@ -53,11 +53,7 @@ class EventStream:
     """A stream of events. Nothing is sent before the first one, so that a refusal can still be a plain error."""
 
     def __init__(
-        self,
-        request: web.Request,
-        timing: StreamTiming,
-        form: StreamFormat,
-        awaited: Callable[[], str] = lambda: "",
+        self, request: web.Request, timing: StreamTiming, form: StreamFormat, awaited: Callable[[], str] = lambda: ""
     ) -> None:
         """`awaited`: what the stream waits for, for people; it may be empty."""
         self._request = request

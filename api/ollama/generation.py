@@ -94,12 +94,7 @@ def _check_thoughts(body: Generation, tokenizer: Tokenizer) -> None:
 
 
 async def _load(
-    env: Env,
-    check_change: CheckChange,
-    request: web.Request,
-    body: Generation,
-    output: OllamaOutput,
-    form: Lines,
+    env: Env, check_change: CheckChange, request: web.Request, body: Generation, output: OllamaOutput, form: Lines
 ) -> web.StreamResponse:
     """Load or unload a model, for a request without a prompt."""
     gateway, model, keep_s = env.gateway, body.model, body.keep_alive

@@ -152,11 +152,7 @@ class ModelSpecs:
 
 
 def spec_of(
-    version: ModelVersion,
-    plan: Plan,
-    weights: Weights,
-    mtp: ModelSpec | None = None,
-    form: PictureForm | None = None,
+    version: ModelVersion, plan: Plan, weights: Weights, mtp: ModelSpec | None = None, form: PictureForm | None = None
 ) -> ModelSpec:
     """What the placement needs to know of a model. `mtp`: its MTP layer. `form`: of the pictures that it takes."""
     places = form.most_places if form and form.mutual != "none" else 0  # one step has all of a picture

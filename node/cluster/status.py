@@ -177,10 +177,7 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "idle": [_layers(shard.model, shard) for shard in report.idle],
         "speeds": [
             _layers(speed.shard.model, speed.shard)
-            | {
-                "bytes_per_second": round(speed.bytes_per_s),
-                "prompt_tokens_per_second": round(speed.tokens_per_s, 1),
-            }
+            | {"bytes_per_second": round(speed.bytes_per_s), "prompt_tokens_per_second": round(speed.tokens_per_s, 1)}
             for speed in report.speeds
         ],
         "link": _link(peer, view) if peer.state in PRESENT else None,

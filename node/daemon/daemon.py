@@ -49,12 +49,7 @@ class Daemon:
     """Create it inside a running event loop; `run` returns when the node has been told to stop."""
 
     def __init__(
-        self,
-        options: Options,
-        data: DataDirectory,
-        facts: HostFacts,
-        sandboxes: SandboxServer,
-        recent: RecentLines,
+        self, options: Options, data: DataDirectory, facts: HostFacts, sandboxes: SandboxServer, recent: RecentLines
     ) -> None:
         """`recent`: the log of this process. Raises PortTaken, SecretUnusable."""
         self._options = options

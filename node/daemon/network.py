@@ -74,10 +74,7 @@ class Network:
         )
         self.heartbeats = Heartbeats(self.agent, self.client)
         self.discovery = Discovery(
-            info,
-            multicast_addresses(interfaces),
-            book.add_advert,
-            fingerprint=security.fingerprint if security else "",
+            info, multicast_addresses(interfaces), book.add_advert, fingerprint=security.fingerprint if security else ""
         )
         self.unreached = Unreached(self.agent, self.discovery.adverts)
 

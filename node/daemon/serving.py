@@ -56,11 +56,7 @@ class Serving:
         fetch, marked = models.of_shard, models.crashes.loading
         self.rings = Rings(agent, compute, client, fetch, models.grammars, limits, self.stored, marked)
         self.head = Head(
-            agent,
-            models.specs,
-            context=options.context,
-            max_sessions=options.max_sessions,
-            max_rings=options.max_rings,
+            agent, models.specs, context=options.context, max_sessions=options.max_sessions, max_rings=options.max_rings
         )
         self._names = ModelNames(agent, models.catalogue, pools.files)
         self._allowlist = Allowlist(agent, options.allow_models)

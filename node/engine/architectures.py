@@ -137,8 +137,7 @@ def why_unquantizable(name: str) -> str:
 
 
 WITHOUT_EMBEDDINGS: Mapping[str, str] = dict.fromkeys(
-    ("gemma3n", "gpt_neox", "lille-130m", "phixtral"),
-    "mlx-lm's code has no place between its final norm and its head",
+    ("gemma3n", "gpt_neox", "lille-130m", "phixtral"), "mlx-lm's code has no place between its final norm and its head"
 )
 """Architectures whose hidden states after the final norm are inaccessible."""
 

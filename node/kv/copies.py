@@ -47,12 +47,7 @@ class CopyKeeper:
 
 
 def keeper_of(
-    me: str,
-    reports: Sequence[NodeReport],
-    address_of: Callable[[str], Address | None],
-    before: str,
-    *,
-    wireless: bool,
+    me: str, reports: Sequence[NodeReport], address_of: Callable[[str], Address | None], before: str, *, wireless: bool
 ) -> CopyKeeper | None:
     """The node that is to keep copies of the KV of `me`: `before`, if it still can, else an idle one, else the next one by id,
     so that the nodes of a ring have different ones. Over Wi-Fi only if `wireless`. None if there is none.

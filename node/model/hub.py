@@ -10,14 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import (
-    HfApi,
-    constants,
-    get_hf_file_metadata,
-    hf_hub_download,
-    hf_hub_url,
-    try_to_load_from_cache,
-)
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from node.core.errors import HubUnavailable, ModelBroken, NoCapacity

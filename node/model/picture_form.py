@@ -155,11 +155,7 @@ def _pixtral(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Ma
     work = _layer_bytes(patches, vision.get("hidden_size", 1024), vision.get("intermediate_size", 4096))
     work += 8 * patches**2  # the mask, twice, as it is converted
     return PictureForm(
-        cell=merged * patch,
-        patch=patch,
-        bounds=(1, longest),
-        **_common(config, processor),
-        work_bytes=work,
+        cell=merged * patch, patch=patch, bounds=(1, longest), **_common(config, processor), work_bytes=work
     )
 
 
