@@ -201,7 +201,8 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Json]:
 def _add(turn: Json, item: Item) -> None:
     match item["type"]:
         case "reasoning":
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + _joined(item)
+            thoughts = "".join(part["text"] for part in item["content"])
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
         case "function_call":
             call = {"name": flat_name(Place(item.get("namespace"), item["name"])), "arguments": item["arguments"]}
             turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": call})
@@ -220,7 +221,3 @@ def _content(parts: str | list[Json]) -> str | list[Json]:
         url_part(part["image_url"]) if part["type"] == "input_image" else {"type": "text", "text": part["text"]}
         for part in parts
     ]
-
-
-def _joined(item: Item) -> str:
-    return "".join(part["text"] for part in item["content"])

@@ -20,8 +20,6 @@ from node.host.service import HUB_VARIABLES, LAUNCHD, NAME, STOP_S, SYSTEMD, Com
 EXIT_NOT_INSTALLED, EXIT_NOT_RUNNING = 3, 4
 NEEDED_FILES = ("data-dir", "secret-file", "api-key-file")
 """Options of paths without which a node does not start."""
-_START_S = 10.0
-"""How long a start is tried again while the service's end is under way."""
 
 
 class ServiceFailed(PippinError):
@@ -222,7 +220,7 @@ def _stop(manager: Manager) -> None:
 
 def _start(command: Command, manager: Manager) -> None:
     """Have a command succeed, which the end of the service that ran before may delay."""
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + 10.0
     while (done := _call(command)).returncode in manager.under_way and time.monotonic() < deadline:
         if _call(manager.loaded).returncode == 0:  # it has started all the same
             return

@@ -20,8 +20,6 @@ from node.core.warning_codes import Code
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 3.0
-"""Time for which a model's failure answers all requests for it; a later request makes the head try again."""
 MOST_ASKED = 64
 """Maximum models that are wanted for requests alone and are not served."""
 
@@ -56,7 +54,7 @@ class WantedModels:
             del self.models[min(idle, key=lambda each: self.models[each].asked_at)]
         wanted = self.models.setdefault(model, WantedModel())
         wanted.asked_at = now()
-        failure = wanted.failure if now() < wanted.failed_at + FRESH_S else None
+        failure = wanted.failure if now() < wanted.failed_at + 3.0 else None  # a later request tries again
         if failure is None:
             wanted.failure = None
             if wanted.spec is None:

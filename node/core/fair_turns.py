@@ -58,13 +58,10 @@ class FairTurns:
         return first is not None and first.client != client
 
     def _begin(self) -> None:
-        while self._running.total() < self._at_once and (wait := self._next()):
+        while self._running.total() < self._at_once and (wait := self._first() or self._queue.next(_is_there)):
             self._queue.admit(wait)
             self._running[wait.client] += 1
             wait.begins.set_result(None)
-
-    def _next(self) -> _Wait | None:
-        return self._first() or self._queue.next(_is_there)
 
     def _first(self) -> _Wait | None:
         """The next one of the clients that have no turn."""

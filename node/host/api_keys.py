@@ -5,8 +5,6 @@ from pathlib import Path
 
 from node.host.private_file import exposed, repair
 
-_KEY = re.compile(r"[!-~]{1,512}")
-
 
 def read_keys(path: Path) -> tuple[str, ...]:
     """Read the keys of a file. Empty lines and lines that begin with # are ignored.
@@ -33,6 +31,6 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 def parse_key(text: str) -> str:
     """Return the text if it is an API key or empty. Raises ValueError for a key that cannot be sent in a header."""
-    if text and not _KEY.fullmatch(text):
+    if text and not re.fullmatch(r"[!-~]{1,512}", text):
         raise ValueError("an API key has up to 512 printable ASCII characters and no spaces")
     return text

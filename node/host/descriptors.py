@@ -13,7 +13,6 @@ log = logging.getLogger(__name__)
 MAX_DESCRIPTORS = 65_536
 _MAX_ON_MACOS = 10_240
 """OPEN_MAX; some versions of macOS refuse a higher limit."""
-_WARN_INTERVAL_S = 10.0
 
 
 @contextmanager
@@ -49,12 +48,12 @@ class DescriptorShortage:
     """
 
     def __init__(self) -> None:
-        self._warned_at = -_WARN_INTERVAL_S
+        self._quiet_until = 0.0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
-        elif loop.time() >= self._warned_at + _WARN_INTERVAL_S:
-            self._warned_at = loop.time()
+        elif loop.time() >= self._quiet_until:
+            self._quiet_until = loop.time() + 10.0
             log.warning("new connections have to wait: %s", error.strerror)

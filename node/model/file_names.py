@@ -42,7 +42,6 @@ MAX_LICENSE_BYTES = 64 * 2**10
 
 # Files that mlx-lm loads, and one that it leaves alone, of a layer that it has no code for. Python files are excluded on purpose: no code is taken from the hub or from a peer.
 _WEIGHTS = re.compile(r"(?:model[\w.-]*|mtp)\.safetensors")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def is_weights(name: str) -> bool:
@@ -95,7 +94,7 @@ def checked_revision(revision: str) -> str:
 
 def is_commit(revision: str) -> bool:
     """Whether the revision has the form of a commit hash, which the hub may know."""
-    return _COMMIT.fullmatch(revision) is not None
+    return re.fullmatch(r"[0-9a-f]{40}", revision) is not None
 
 
 def is_safe(part: str) -> bool:

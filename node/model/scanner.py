@@ -23,7 +23,6 @@ GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 """errnos of an entry that does not exist, or no longer: not a failure."""
 OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """errnos of a process that lacks resources, which say nothing about the disk."""
-_DENIED = os.strerror(errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class FolderScanner:
         self._known = {folder.path: folder for _, folder in found if folder.path in self._known}
         self._logged = self._failures
         self.gguf = tuple(self._in_gguf)
-        self.denied = tuple(sorted(path for path, what in self._failures if what == _DENIED))
+        self.denied = tuple(sorted(path for path, what in self._failures if what == os.strerror(errno.EPERM)))
         return found
 
     def _in_root(self, root: Path, revision: str = "") -> Iterator[tuple[str, Folder]]:

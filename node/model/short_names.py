@@ -94,7 +94,6 @@ model, with which it shares all else. `bytes`: of its weights, as `cluster model
 """
 _ANY: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 1e4, "torch_dtype": "bfloat16"}
 """What each config.json says, too, and no size depends on; all of these models were published in 16 bits."""
-_BITS = re.compile(r"-(\d)bit$")
 
 _HUB = re.compile(r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
 _PAGE = re.compile(r"^([^/]+/[^/?#]+)(?:/(?:tree|blob|resolve|discussions)(?:/.*)?)?/?(?:[?#].*)?$")
@@ -180,6 +179,6 @@ def _known_config(model: str, raw: Mapping[str, dict[str, Any]]) -> dict[str, An
     del config["bytes"]
     if "text_config" in config:
         config["text_config"] = dict(_ANY) | config["text_config"]
-    if bits := _BITS.search(model):
+    if bits := re.search(r"-(\d)bit$", model):
         config["quantization"] = {"group_size": 64, "bits": int(bits[1])}
     return config
