@@ -83,16 +83,9 @@ class _Peer:
 class Membership:
     """Table of peers. Call `tick` a few times a second, and `heard` with every report, including this node's own."""
 
-    def __init__(
-        self,
-        self_info: NodeInfo,
-        *,
-        fail_after_s: float = FAIL_AFTER_S,
-        most_nodes: int = MAX_NODES,  # peers can invent any number
-    ) -> None:
+    def __init__(self, self_info: NodeInfo, *, fail_after_s: float = FAIL_AFTER_S) -> None:
         self._info = self_info
         self._fail_after = fail_after_s
-        self._most_nodes = most_nodes
         self._peers: dict[str, _Peer] = {}
         self._own: NodeReport | None = None
         self._due = math.inf
@@ -110,7 +103,7 @@ class Membership:
         if peer and _outdated(info, peer, now):
             return []
         forgotten: list[Change] = []
-        if peer is None and len(self._peers) >= self._most_nodes:
+        if peer is None and len(self._peers) >= MAX_NODES:  # peers can invent any number
             gone = [node for node, known in self._peers.items() if known.state not in PRESENT]
             if not gone:
                 return []

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from node.core.limits import MAX_NODES
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport
 from node.core.views import NodeState
@@ -251,15 +252,15 @@ def test_unknown_nodes_are_no_error(members):
 
 def test_invented_nodes_take_the_place_of_those_that_are_gone():
     """They replace the node that has been gone for longest, never a node that is here."""
-    members = Membership(SELF, most_nodes=3)
-    for number in range(3):
-        assert members.heard(report(id=f"x{number}"), number / 10) == [Joined(f"x{number}")]
-    assert members.heard(report(id="x3"), 0.5) == []
+    members = Membership(SELF)
+    for number in range(MAX_NODES):
+        assert members.heard(report(id=f"x{number}"), number / 1000) == [Joined(f"x{number}")]
+    assert members.heard(report(id="y0"), 0.5) == []
     members.goodbye("x1", 1.0, 3)
     members.goodbye("x0", 1.1, 3)
-    assert members.heard(report(id="x4"), 1.2) == [Forgotten("x1"), Joined("x4")]
-    assert members.heard(report(id="x5", protocol=3), 1.3)[0] == Forgotten("x0")
-    assert {r.info.id for r in members.alive()} == {"x2", "x4"}
+    assert members.heard(report(id="y1"), 1.2) == [Forgotten("x1"), Joined("y1")]
+    assert members.heard(report(id="y2", protocol=3), 1.3)[0] == Forgotten("x0")
+    assert alive(members) == {"y1", *(f"x{number}" for number in range(2, MAX_NODES))}
     assert members.heard(report(id="x2"), 1.4) == []
 
 
