@@ -111,11 +111,10 @@ def read_arguments(text: str, at: int, tags: Tags, known: Iterable[Argument] | N
         if known is not None and name not in arguments:
             raise ValueError(f"there is no argument {name}")
         if tags.stop:
-            if quoted := tags.quoted.match(text, at):
-                written, at = quoted[1], quoted.end()
-            else:
-                end = text.index(tags.stop, at)
-                written, at = text[at:end], end + len(tags.stop)
+            quoted = tags.quoted.match(text, at)
+            # The stop may be in a text of JSON, too.
+            end = text.index(tags.stop, _end_of_json(text, at, tags.stop) if arguments[name].words is None else at)
+            written, at = (quoted[1], quoted.end()) if quoted else (text[at:end], end + len(tags.stop))
             found[name] = _value(arguments[name], written)
         elif tags.quote and text.startswith(tags.quote, at):
             at += len(tags.quote)
@@ -124,6 +123,15 @@ def read_arguments(text: str, at: int, tags: Tags, known: Iterable[Argument] | N
         else:
             found[name], at = json.JSONDecoder().raw_decode(text, at)
     return found, at
+
+
+def _end_of_json(text: str, at: int, stop: str) -> int:
+    """Where a JSON value ends, if one is here before a stop; else this place."""
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, len(text) - len(text[at:].lstrip()))
+    except (ValueError, RecursionError):
+        return at
+    return end if text[end:].lstrip().startswith(stop.lstrip()) else at
 
 
 def _value(argument: Argument, written: str) -> Any:

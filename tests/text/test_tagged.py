@@ -94,7 +94,12 @@ def test_reading():
     assert found == {"text": "null", "zip": "01235", "maybe": None, "n": {"a": [1]}}
     assert given[end:] == ")"
     assert read_arguments("<zip>12345;", 0, tags, known) == ({"zip": "12345"}, 11)
-    for wrong in ("<other>1;", "<n>x;", "<text>x"):
+    assert read_arguments('<n>{"a": "1;2"};<zip>"12;45";<text>a"b;', 0, tags, known)[0] == {
+        "n": {"a": "1;2"},
+        "zip": "12;45",
+        "text": 'a"b',
+    }
+    for wrong in ("<other>1;", "<n>x;", "<text>x", '<n>{"a": "1;2"', '<n>"1;2'):
         with pytest.raises(ValueError):
             read_arguments(wrong, 0, tags, known)
 
