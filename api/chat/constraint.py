@@ -31,7 +31,14 @@ def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequen
     form = dialect.form if grammar else None
     free = {_beginning(form, name): name for name in use.custom} if form else {}
     return FamilyReader(
-        tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many, custom=use.custom, free=free
+        tokenizer,
+        channel=channel,
+        tools=use.for_template,
+        names=use.names,
+        many=use.many,
+        custom=use.custom,
+        free=free,
+        bound=bool(grammar) and dialect.begins_calls,
     )
 
 

@@ -7,14 +7,14 @@ import re
 import uuid
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import dropwhile, takewhile
+from itertools import dropwhile
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from api.chat.channels import Channels, Glyph, Piece
 from api.chat.custom_tools import input_of
 from api.http.json_object import LARGEST, without_halves
-from node.text.dialect import START, BegunCall
+from node.text.dialect import START, BegunCall, Call
 from node.text.grammar import call_head
 from node.text.tokenizer import Symbol, Tokenizer
 
@@ -98,21 +98,24 @@ class FamilyReader:
         many: bool = True,
         custom: Container[str] = (),
         free: Mapping[re.Pattern[str], str] = MappingProxyType({}),
+        bound: bool = False,
     ) -> None:
         """`channel`: where the answer begins. `names`: of the `tools` that may be called, of which some are `custom`. `many`:
-        several calls may. `free`: beginnings of calls that go on with a text instead of JSON, and the tools' names.
+        several calls may. `free`: beginnings of calls that go on with a text instead of JSON, and the tools' names. `bound`: a
+        grammar binds all that follows the family's mark of calls, so that nothing but calls does, whatever is written in them.
         """
         turns = {
             name: [(tokenizer.symbols(marker), to) for marker, to in edges]
             for name, edges in tokenizer.dialect.markers(tools=bool(tools)).items()
         }
-        self._channels = Channels(turns, channel)
+        self._channels = Channels({**turns, "tool": []} if bound else turns, channel)
         self._tokenizer = tokenizer
         self._tools = tools
         self._names = frozenset(names)
         self._many = many
         self._custom = custom
         self._free = free
+        self._bound = bound
         self._calls = 0
         self._call: list[Glyph] | None = None
         """Glyphs of an unfinished call, including its first marker and white space before it."""
@@ -207,7 +210,15 @@ class FamilyReader:
 
     def _parsed(self, text: str) -> list[BegunCall]:
         """The calls of a text. Raises ValueError if it has none, or one of an unknown function."""
-        calls = self._tokenizer.dialect.parse(text, self._tools)
+        dialect = self._tokenizer.dialect
+        if not self._bound:
+            return self._known(dialect.parse(text, self._tools))
+        calls, rest, is_all = dialect.read(text, self._tools, bound=True)
+        if not is_all:
+            raise ValueError(f"no call begins with {rest[:100]!r}")
+        return self._known(calls)
+
+    def _known(self, calls: Sequence[Call]) -> list[BegunCall]:
         unknown = [call.name for call in calls if call.name not in self._names]
         if unknown or not calls:
             raise ValueError(f"there is no function {unknown}")
@@ -216,23 +227,24 @@ class FamilyReader:
     def _cut(self, text: str) -> list[BegunCall]:
         """The calls of a text that a limit has cut. Raises ValueError if it is no call."""
         dialect = self._tokenizer.dialect
-        whole, tail, rest = text.rpartition(dialect.tail) if dialect.tail else ("", "", text)
-        if tail:
-            calls = self._parsed(whole + tail)
+        whole, rest, _ = dialect.read(text, self._tools, bound=self._bound)
+        if whole:
+            calls = self._known(whole)
             with contextlib.suppress(ValueError):  # the rest is the end of the section, or no call
-                calls += dialect.begun(rest, self._names)
+                calls += dialect.begun(rest, self._names, further=True)
             return calls
-        if not dialect.hasty:
+        if not dialect.hasty and not self._bound:
             with contextlib.suppress(ValueError):
                 return self._parsed(text)
         return dialect.begun(text, self._names)
 
     def _add_free_call(self, parts: Parts, symbols: Sequence[Symbol], *, cut: bool) -> bool:
         """Add the call if it is one with a text, which ends where the tokens begin that close it."""
-        form = self._tokenizer.dialect.form
-        closing = len(list(takewhile(lambda symbol: isinstance(symbol, int), reversed(symbols))))
-        written = self._spelled(symbols[: len(symbols) - closing])
-        written = written.removesuffix(str(form.stop or form.unquote).strip()) if form else written
+        form, written = self._tokenizer.call_form, self._spelled(symbols)
+        closing = (*form.stop, *form.unquote, *form.tail, *form.end) if form else ()
+        for piece in reversed(closing):
+            written = written.removesuffix(self._spelled([piece]) if isinstance(piece, int) else "")
+        written = written.removesuffix(form.text_end.strip()) if form else written
         for start, name in self._free.items():
             if begun := start.match(written):
                 self._add(parts, name, written[begun.end() :], ended=not cut)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from node.core.errors import BadRequest
 from node.text import harmony
 from node.text.grammar import PLACES, CallForm
-from node.text.tagged import NAME, Argument, Tags, arguments_of, read_arguments
+from node.text.tagged import NAME, Argument, Tags, arguments_of, described, read_arguments
 
 START = "normal"
 _PARSER_ERRORS = (TypeError, LookupError, AttributeError, SyntaxError, ArithmeticError, RecursionError, MemoryError)
@@ -53,10 +53,6 @@ class Dialect:
     """Header that the model would write before an answer without reasoning; its template does not contain it."""
     form: CallForm | None = None
     """Of its calls; None if it is not known."""
-    head: str = ""
-    """What comes between the marker and the name of a call."""
-    tail: str = ""
-    """What ends each call of a text of several; empty, if each has a marker of its own, or only the parser knows."""
     hasty: bool = False
     """Whether the parser takes a call for a whole one that only has begun."""
 
@@ -91,10 +87,14 @@ class Dialect:
             wrapper.think_end_tokens or (),
             wrapper.tool_parser if wrapper.has_tool_calling else None,
             form=form,
-            head=str(form.head) if form else "",
-            tail=_TAILS.get(kind, ""),
             hasty=kind in _HASTY,
         )
+
+    @property
+    def begins_calls(self) -> bool:
+        """Whether the mark from which on a grammar binds is a marker; else only a part of it is."""
+        marks = [marker for edges in self.transitions.values() for marker, to in edges if to == "tool"]
+        return self.form is not None and self.form.mark in marks
 
     def markers(self, *, tools: bool) -> dict[str, list[tuple[str, str]]]:
         """The `transitions` that are possible in an answer with or without `tools`."""
@@ -113,46 +113,57 @@ class Dialect:
         """Parse the text between two markers. Raises ValueError if it is not a call."""
         if self.parser is None:
             raise ValueError("this family has no calls")
-        with contextlib.suppress(ValueError, BadRequest, RecursionError):
-            return self._tagged(text, tools)
+        (marker, _), *_ = self.transitions["tool"]
+        is_end = self.form is not None and f"{self.form.tail}{self.form.end}".endswith(marker)
+        calls, is_all = self.read(f"{text}{marker}" if is_end else text, tools)[::2]
+        if is_all:
+            return calls
         try:
             parsed = self.parser(text, tools)
             return [_call(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
         except _PARSER_ERRORS as error:
             raise ValueError(f"no call: {error}") from error
 
-    def _tagged(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
-        """Parse calls with arguments one by one, as a grammar binds them. Raises ValueError or BadRequest if it is not such a text."""
-        if not self.form or not self.form.value:
-            raise ValueError("this family's arguments are JSON")
+    def read(
+        self, text: str, tools: Sequence[Mapping[str, Any]], *, bound: bool = False
+    ) -> tuple[list[Call], str, bool]:
+        """Read calls as a grammar binds them, after the mark that begins them. Returns those that are whole, the text behind them,
+        and whether they are all. `bound`: a grammar bound this text, so that of a tool that is not strict any argument may come.
+        """
         form, functions = self.form, {tool["function"]["name"]: tool["function"] for tool in tools}
-        (marker, _), *_ = self.transitions["tool"]  # at which the text ends
-        tail, end = (str(part).removesuffix(marker).strip() for part in (form.tail, form.end))
-        names = "|".join(map(re.escape, sorted(functions, key=len, reverse=True)))
+        if form is None:
+            return [], text, False
+        names = "|".join(map(re.escape, sorted(functions, key=len, reverse=True))) or "(?!)"
         first, further = (
-            re.compile(rf"\s*{pattern(str(part).strip())}({names}){pattern(form.joint)}")
+            re.compile(rf"\s*{pattern(str(part).lstrip())}({names}){pattern(form.joint)}")
             for part in (form.head, form.again)
         )
         begin = re.compile(f"(?:{pattern(form.comma)})?{pattern(form.key)}({NAME}){pattern(form.value)}")
         tags = Tags(begin, str(form.stop), str(form.quote), str(form.unquote))
+        tail = re.compile(rf"\s*{_loosely(str(form.tail))}")
         calls, at = list[Call](), 0
-        while not calls or text[at:].strip() not in ("", end):
-            if not (called := (further if calls else first).match(text, at)):
-                raise ValueError("no call begins so")
-            known = _known(functions[called[1]]["parameters"], form)
-            arguments, at = read_arguments(text, called.end(), tags, known)
-            if not text.startswith(tail, at):
-                raise ValueError("no call ends so")
-            calls.append(Call(called[1], arguments))
-            at += len(tail)
-        return calls
+        with contextlib.suppress(ValueError, BadRequest, RecursionError):
+            while called := (further if calls else first).match(text, at):
+                if form.value:
+                    known = _known(functions[called[1]]["parameters"], form, bound=bound)
+                    arguments, end = read_arguments(text, called.end(), tags, known, loose=bound)
+                else:
+                    arguments, end = json.JSONDecoder().raw_decode(text, called.end())
+                if not isinstance(arguments, dict) or not (ended := tail.match(text, end)):
+                    break
+                calls.append(Call(called[1], arguments))
+                at = ended.end()
+        is_all = re.fullmatch(rf"\s*(?:{_loosely(str(form.end))})?", text[at:]) is not None
+        return calls, text[at:], bool(calls) and is_all
 
-    def begun(self, text: str, names: Iterable[str]) -> list[BegunCall]:
-        """The calls of functions of these `names` in the text after a marker, the last of which is cut off. None, if the
-        text ends before a name is certain. Arguments that are not JSON are left out. Raises ValueError if it can be no call.
+    def begun(self, text: str, names: Iterable[str], *, further: bool = False) -> list[BegunCall]:
+        """The calls of functions of these `names` in the text after a marker, or behind a whole call and `further`, the last of
+        which is cut off. None, if the text ends before a name is certain. Arguments that are not JSON are left out. Raises
+        ValueError if it can be no call.
         """
         calls: list[BegunCall] = []
-        head, known, at = self.head, list(names), 0
+        head = str(self.form.again if further else self.form.head) if self.form else ""
+        known, at = list(names), 0
         name = "|".join(map(re.escape, known)) or "(?!)"
         while found := re.compile(rf"\s*{_loosely(head)}({name})(?![\w.-]|\Z)").match(text, at):
             start = text.find("{", found.end()) if self.form and not self.form.value else -1
@@ -177,13 +188,15 @@ def _form(kind: str, vocabulary: Mapping[str, int], template: str) -> CallForm |
     return _FORMS.get(kind) or _TAGGED.get(kind)
 
 
-def _known(parameters: Mapping[str, Any], form: CallForm) -> Sequence[Argument] | None:
+def _known(parameters: Mapping[str, Any], form: CallForm, *, bound: bool) -> Sequence[Argument] | None:
     """The arguments of a function; None, if any may come and each value tells whether it is a text. Raises BadRequest."""
     if form.stop or "properties" in parameters:
         try:
             return arguments_of(parameters)
         except BadRequest:
             if form.stop:
+                if bound:
+                    return described(parameters)
                 raise
     return None
 
@@ -317,12 +330,6 @@ _TAGGED = {
 """Those whose arguments are written one by one."""
 _GLM_IN_LINES = replace(_TAGGED["glm47"], joint="\n", value="</arg_key>\n<arg_value>", stop="</arg_value>\n")
 """Of GLM 4.5 and 4.6."""
-_TAILS = {
-    "kimi_k2": "<|tool_call_end|>",
-    "kimi_k3": "<|close|>call<|sep|>",
-    "minimax_m2": "</invoke>",
-    "muse_spark": "</atem:invoke>",
-}
 _HASTY = ("function_gemma", "glm47", "laguna", "longcat", "minicpm5", "muse_spark", "pythonic")
 
 

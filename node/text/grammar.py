@@ -6,7 +6,7 @@ The gateway makes and checks the text of a grammar, and the driver follows the s
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llguidance import LLMatcher
@@ -55,6 +55,8 @@ class CallForm:
     comma: Sequence[str | int] = ""
     quote: Sequence[str | int] = ""
     unquote: Sequence[str | int] = ""
+    text_end: str = field(default="", kw_only=True)
+    """The text of `stop`, or without one of `unquote`."""
 
     @property
     def opening(self) -> Sequence[str | int]:
@@ -165,7 +167,7 @@ def _tagged(functions: Sequence[Function], form: CallForm, lark: Callable[[Seque
     stop, comma, any_json = lark(form.stop), lark(form.comma), f"%json {json.dumps(prepared({}, strict=False))}"
     quoted = "" if form.stop else lark(form.quote)
     text = f"{quoted} text" if stop or quoted else ""
-    yield from _either_text(form) or _text(form.stop or form.unquote, lark)
+    yield from _either_text(form) or _text(form.stop or form.unquote, form.text_end, lark)
     yield f"NAME: /{NAME}/"
     yield f"json: {any_json}"
     yield f"any: {text if stop else ' | '.join(filter(None, (text, 'json')))}"
@@ -193,28 +195,30 @@ def _tagged(functions: Sequence[Function], form: CallForm, lark: Callable[[Seque
         yield f"arguments_{index}: {_in_order(pairs, comma)}"
 
 
-def _text(end: Sequence[str | int], lark: Callable[[Sequence[str | int]], str]) -> Iterable[str]:
-    """The rule of a text up to this end: a token, which is in no text, or the first place where it is written."""
+def _text(end: Sequence[str | int], written: str, lark: Callable[[Sequence[str | int]], str]) -> Iterable[str]:
+    """The rule of a text up to the first place where its end is `written`; one of tokens is in no text, nor spelled out."""
     if end and all(isinstance(piece, str) for piece in end):
-        yield f"text[suffix={json.dumps(''.join(map(str, end)))}]: /(?s:.*)/"
+        yield f"text[suffix={json.dumps(written)}]: /(?s:.*)/"
     elif end:
-        yield f"text: /(?s:.+)/? {lark(end)}"
+        yield f"TEXT: /(?s:.+)/ & ~/(?s:.*){_expression(written)}(?s:.*)/"
+        yield f"text: TEXT? {lark(end)}"
 
 
 def _either_text(form: CallForm) -> Sequence[str]:
-    """Rules of a text that may be quoted before its stop, and never holds what ends the call, at which a reader stops; none
-    if the form has no such texts, or has tokens for them.
-    """
-    parts = (form.quote, form.unquote, form.stop, form.tail)
+    """Rules of a text that may be quoted before its stop; none if the form has no such texts, or has tokens for them."""
+    parts = (form.quote, form.unquote, form.stop)
     if not all(part and all(isinstance(piece, str) for piece in part) for part in parts):
         return []
-    quote, unquote, stop, tail = (re.escape("".join(map(str, part))).replace("/", r"\/") for part in parts)
+    quote, unquote, stop = (_expression("".join(map(str, part))) for part in parts)
     return [
         f"PLAIN: /(?s:.*){stop}/ & ~/\\s*{quote}(?s:.*)/",
         f"QUOTED: /\\s*{quote}(?s:.*){unquote}\\s*{stop}/",
-        f"EITHER: (PLAIN | QUOTED) & ~/(?s:.*){tail}(?s:.*)/",
-        "text[lazy]: EITHER",
+        "text[lazy]: PLAIN | QUOTED",
     ]
+
+
+def _expression(text: str) -> str:
+    return re.escape(text).replace("/", r"\/").replace("\n", "n")  # a line break is escaped already
 
 
 def _in_order(pairs: Sequence[tuple[str, bool]], comma: str) -> str:

@@ -58,6 +58,13 @@ def arguments_of(parameters: Mapping[str, Any]) -> Sequence[Argument]:
     return [_argument(name, schema, shared, required=name in required) for name, schema in properties.items()]
 
 
+def described(parameters: Mapping[str, Any]) -> Sequence[Argument]:
+    """The arguments of which a schema says anything, one that can't be followed included."""
+    properties = parameters.get("properties")
+    named = properties.items() if isinstance(properties, Mapping) else ()
+    return [_argument(name, schema, {}, required=False) for name, schema in named if re.fullmatch(NAME, name)]
+
+
 def _argument(name: str, schema: Any, shared: Mapping[str, Any], *, required: bool) -> Argument:
     if not re.fullmatch(NAME, name):
         raise BadRequest(f"This model can't write an argument with the name {name!r}.")
@@ -101,13 +108,17 @@ class Tags:
         return re.compile(rf"\s*{quote}(.*?){unquote}\s*{stop}" if quote else r"(?!)", re.DOTALL)
 
 
-def read_arguments(text: str, at: int, tags: Tags, known: Iterable[Argument] | None) -> tuple[dict[str, Any], int]:
+def read_arguments(
+    text: str, at: int, tags: Tags, known: Iterable[Argument] | None, *, loose: bool = False
+) -> tuple[dict[str, Any], int]:
     """The arguments from a place in a text on, and where they end; without any `known`, all may come. Raises ValueError if one of
-    them is unknown, or is neither a text nor JSON.
+    them is unknown, or is neither a text nor JSON, unless `loose`: then it comes as it is.
     """
     arguments, found = {each.name: each for each in known or ()}, dict[str, Any]()
     while match := tags.begin.match(text, at):
         name, at = match[1], match.end()
+        if loose:
+            arguments.setdefault(name, Argument(name, {}, required=False, words=None))
         if known is not None and name not in arguments:
             raise ValueError(f"there is no argument {name}")
         if tags.stop:
@@ -115,7 +126,7 @@ def read_arguments(text: str, at: int, tags: Tags, known: Iterable[Argument] | N
             # The stop may be in a text of JSON, too.
             end = text.index(tags.stop, _end_of_json(text, at, tags.stop) if arguments[name].words is None else at)
             written, at = (quoted[1], quoted.end()) if quoted else (text[at:end], end + len(tags.stop))
-            found[name] = _value(arguments[name], written)
+            found[name] = _value(arguments[name], written, loose=loose)
         elif tags.quote and text.startswith(tags.quote, at):
             at += len(tags.quote)
             end = text.index(tags.unquote, at)
@@ -134,15 +145,19 @@ def _end_of_json(text: str, at: int, stop: str) -> int:
     return end if text[end:].lstrip().startswith(stop.lstrip()) else at
 
 
-def _value(argument: Argument, written: str) -> Any:
+def _value(argument: Argument, written: str, *, loose: bool) -> Any:
     if argument.words is not None:
         return None if argument.nullable and written == "null" else written
     # A text with a pattern, say, is bound to be JSON; one that is not bound comes as it is.
     is_text = argument.schema.get("type") == "string"
     try:
-        value = json.loads(written)
+        value = json.loads(written, parse_constant=_no_json)
     except ValueError:
-        if not is_text:
+        if not is_text and not loose:
             raise
         return written
     return written if is_text and not isinstance(value, str) else value
+
+
+def _no_json(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")

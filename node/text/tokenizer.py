@@ -108,8 +108,9 @@ class Tokenizer(Encoder):
         form = self.dialect.form
         if form is None:
             return None
-        mark, *parts = astuple(form)
-        return CallForm(mark, *(self._pieces(str(part), self.markup) for part in parts))
+        mark, *parts, _ = astuple(form)
+        pieces = (self._pieces(str(part), self.markup) for part in parts)
+        return CallForm(mark, *pieces, text_end=str(form.stop or form.unquote))
 
     def _pieces(self, text: str, marks: Iterable[int]) -> list[str | int]:
         """Split a text into strings and the `marks`, which are ids of tokens."""

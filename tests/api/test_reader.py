@@ -33,10 +33,13 @@ def tokenizers(tmp_path_factory):
     return {name: make(family, tmp_path_factory.mktemp("family")) for name, family in FAMILIES.items()}
 
 
-def read(tokenizer, text, *, end="stop", tools=(WEATHER,), many=True, channel="normal", stops=(), logprobs=False):
+def read(
+    tokenizer, text, *, end="stop", tools=(WEATHER,), many=True, channel="normal", stops=(), logprobs=False, bound=False
+):
     """Read an answer of this text; return its total and the increments for each token."""
     names = [tool["function"]["name"] for tool in tools]
-    reader = FamilyReader(tokenizer, channel=channel, tools=tools, names=names, many=many)
+    bound = bound and tokenizer.dialect.begins_calls
+    reader = FamilyReader(tokenizer, channel=channel, tools=tools, names=names, many=many, bound=bound)
     answer = Answer(tokenizer, stops, reader=reader, logprobs=logprobs)
     tokens = tokenizer.encode(text) if isinstance(text, str) else text
     tokens = tokens[tokens[:1] == [tokenizer.bos] :] + (sorted(tokenizer.eos) if end == "stop" else [])

@@ -166,7 +166,7 @@ async def test_calls_that_are_drawn_at_random_are_valid_and_read_as_calls(famili
         for seed in range(12):
             tokens = drawn(families[name], grammar, mark, seed)
             channel = tokenizer.dialect.initial
-            whole, _ = read(tokenizer, tokens, tools=(WEATHER, NOW), many=many, channel=channel)
+            whole, _ = read(tokenizer, tokens, tools=(WEATHER, NOW), many=many, channel=channel, bound=True)
             calls = called(whole)
             assert calls
             for function, arguments in calls:
@@ -230,12 +230,13 @@ async def test_arguments_between_tags(families, grammars, name):
         call = written(family, name, {**given, "zip": Json(given["zip"])})
         assert fits(family, grammar, call)
         tokens = family[0].encode(call, bos=False)
-        whole, _ = read(family[0], tokens, tools=(ALL_KINDS,), channel=family[0].dialect.initial)
+        whole, _ = read(family[0], tokens, tools=(ALL_KINDS,), channel=family[0].dialect.initial, bound=True)
         assert called(whole) == [("weather", given)]
-        if tail := family[0].dialect.tail:  # a limit cuts the next call, or the end of all
-            cut = family[0].encode(call[: call.rindex(tail) + len(tail)], bos=False)
-            whole, _ = read(family[0], cut, tools=(ALL_KINDS,), end="length", channel=family[0].dialect.initial)
-            assert called(whole) == [("weather", given)]
+        tail = str(family[0].dialect.form.tail).strip()  # a limit cuts the next call, or the end of all
+        cut = family[0].encode(call[: call.rindex(tail) + len(tail)], bos=False)
+        channel = family[0].dialect.initial
+        whole, _ = read(family[0], cut, tools=(ALL_KINDS,), end="length", channel=channel, bound=True)
+        assert called(whole) == [("weather", given)]
     right = {**GIVEN, "zip": Json("01234")}
     assert fits(family, grammar, written(family, name, right))
     for wrong in ({"unit": "K"}, {"days": 10}, {"days": "x"}, {"zip": Json("123")}, {"place": {}}):
@@ -276,7 +277,7 @@ async def test_any_arguments_without_tags(families, grammars, name, as_written, 
     form = family[0].dialect.form
     call = BOUND[name].call.replace("weather", "any").replace(one_by_one(form, {"city": "Rome"}), as_written)
     assert fits(family, grammar, call)
-    whole, _ = read(family[0], family[0].encode(call, bos=False), tools=(WEATHER, tool))
+    whole, _ = read(family[0], family[0].encode(call, bos=False), tools=(WEATHER, tool), bound=True)
     assert called(whole) == [("any", given)]
 
 
@@ -301,11 +302,72 @@ async def test_arguments_that_may_be_left_out_have_commas_between_them(families,
             assert not fits(family, grammar, wrong)
 
 
+def spelled(tokenizer, text):
+    """The text without tokens of more than a byte, so that a mark in it is none."""
+    ids = {tokenizer.token_bytes(token): token for token in reversed(range(tokenizer.vocab_size))}
+    return [ids[bytes([byte])] for byte in text.encode()]
+
+
+@EACH
+async def test_what_is_bound_is_read_as_it_was_bound_whatever_is_written_in_it(families, grammars, name):
+    """A text that holds what ends a text, a call or all of them, spelled out: it can't be made, or is read whole."""
+    tokenizer, constraints = families[name]
+    tool = {"type": "function", "function": {"name": "weather", "parameters": TEXT, "strict": True}}
+    grammar, form = await grammar_of(grammars, tokenizer, tool), tokenizer.dialect.form
+    before, after = (tokenizer.encode(part, bos=False) for part in BOUND[name].call.split("Rome"))
+    parts = {str(part).strip() for part in (form.mark, form.stop, form.unquote, form.tail, form.end)} - {""}
+    made = set()
+    for part in sorted(parts):
+        for text in (f"a{part}b", f"{part}{part}", f"{part}\n{BOUND[name].call}"):
+            as_json = not (form.stop or form.quote)
+            value = json.dumps(text)[1:-1] if as_json or not form.value else text
+            tokens = [*before, *spelled(tokenizer, value), *after]
+            ended = [*tokens, min(tokenizer.eos)]
+            if follow(constraints.begin(grammar), ended) == len(ended):
+                made.add(part)
+                whole, _ = read(tokenizer, tokens, tools=(tool,), channel=tokenizer.dialect.initial, bound=True)
+                assert called(whole) == [("weather", {"city": text})]
+            cut = tokens[: len(before) + len(value)]
+            if follow(constraints.begin(grammar), cut) == len(cut):
+                whole, _ = read(
+                    tokenizer, cut, tools=(tool,), channel=tokenizer.dialect.initial, bound=True, end="length"
+                )
+                (call,) = whole.calls.values()
+                assert not call.ended
+                assert not whole.text
+    ends = str(form.stop or form.unquote).strip()
+    assert made >= parts - {ends} - {part for part in parts if ends and ends in part}
+
+
+@EACH
+async def test_two_calls_of_which_the_first_holds_the_second(families, grammars, name):
+    tokenizer, constraints = families[name]
+    form = tokenizer.dialect.form
+    if not form.again:
+        return
+    tool = {"type": "function", "function": {"name": "weather", "parameters": TEXT, "strict": True}}
+    grammar = await grammar_of(grammars, tokenizer, tool)
+    (first, last), more = BOUND[name].call.split("Rome"), f"{form.tail}{form.again}weather"
+    again = str(form.again).replace("{number}", "0")
+    second = first[first.index("weather") + len("weather") :]
+    tail = last[: len(last) - len(str(form.end))]
+    inner = json.dumps(more)[1:-1] if not form.value else more.replace(str(form.stop) or "\0", "")
+    if form.value and not (form.stop or form.quote):
+        inner = json.dumps(inner)[1:-1]
+    encode = lambda text: tokenizer.encode(text, bos=False)  # noqa: E731
+    tokens = [*encode(first), *spelled(tokenizer, inner), *encode(f"{tail}{again}weather{second}Oslo{last}")]
+    ended = [*tokens, min(tokenizer.eos)]
+    assert follow(constraints.begin(grammar), ended) == len(ended)
+    whole, _ = read(tokenizer, tokens, tools=(tool,), channel=tokenizer.dialect.initial, bound=True)
+    cities = [arguments["city"] for _, arguments in called(whole)]
+    assert cities == [more, "Oslo"]
+
+
 @pytest.mark.parametrize(("name", "numbers"), [("kimi k2", (":0", ":{}")), ("kimi k3", ('"1"', '"{}"'))])
 async def test_a_model_counts_its_calls_itself(families, grammars, name, numbers):
     """Kimi K2 those of the whole conversation, K3 those of an answer."""
     family, call = families[name], BOUND[name].call
-    tail = family[0].dialect.tail
+    tail = str(family[0].dialect.form.tail)
     grammar = await grammar_of(grammars, family[0], WEATHER)
     first, again = call[: call.index(tail) + len(tail)], str(family[0].dialect.form.again)
     second = first[first.index(again) :]
@@ -313,7 +375,7 @@ async def test_a_model_counts_its_calls_itself(families, grammars, name, numbers
     both += call[len(first) :]
     assert fits(family, grammar, both)
     assert not fits(family, grammar, both.replace("7", "x"))
-    whole, _ = read(family[0], family[0].encode(both, bos=False), channel=family[0].dialect.initial)
+    whole, _ = read(family[0], family[0].encode(both, bos=False), channel=family[0].dialect.initial, bound=True)
     assert called(whole) == [("weather", {"city": "Rome"})] * 2
 
 
@@ -332,11 +394,11 @@ async def test_minicpms_texts_may_be_quoted(families, grammars, text):
     tool = {"type": "function", "function": {"name": "weather", "parameters": TEXT, "strict": True}}
     call = BOUND["minicpm"].call.replace("Rome", f"<![CDATA[{text}]]>")
     assert fits(family, await grammar_of(grammars, family[0], tool), call)
-    whole, _ = read(family[0], family[0].encode(call, bos=False), tools=(tool,))
+    whole, _ = read(family[0], family[0].encode(call, bos=False), tools=(tool,), bound=True)
     assert called(whole) == [("weather", {"city": text})]
 
 
-@pytest.mark.parametrize("text", ["a</function>b", "<![CDATA[a</function>b]]>", "<![CDATA[a", "a</param>b"])
+@pytest.mark.parametrize("text", ["<![CDATA[a", "a</param>b", "a</param></function>"])
 async def test_minicpms_texts_hold_nothing_that_ends_them(families, grammars, text):
     family = families["minicpm"]
     tool = {"type": "function", "function": {"name": "weather", "parameters": TEXT, "strict": True}}
