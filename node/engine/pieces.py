@@ -4,8 +4,8 @@ MLX computes an array only when it is evaluated. So the pass is called once, whi
 modules are recorded on the way; then they are evaluated in their order, as many at once as the time allows. What a part takes
 is measured at the first of its kind, as layers are alike. The bits do not depend on which parts are evaluated together.
 
-Of a large picture, attention is divided by heads and rows, a matrix and what follows it by rows, each of which is computed by
-itself. How depends on nothing but sizes: a picture has the same bits each time.
+Of a large picture, attention is divided by heads and rows, a matrix or an MLP by rows, and patches into groups, each of which is
+computed by itself. How depends on nothing but sizes: a picture has the same bits each time.
 """
 
 import math
@@ -19,19 +19,22 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.activations import GELU
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.convolution import Conv2d, Conv3d
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_map_with_path, tree_unflatten
 
 from node.engine.ghosts import LayerProxy
 from node.model.picture_form import MOST_SCORES
 
 _PRODUCTS = 2**31
 """Most products of two numbers in a part of a matrix."""
-_PRODUCTS_OF_GELU = 256
-"""With which one number takes a CPU as long as a matrix with so many products."""
-_ROWS = 512
-"""About the fewest rows of such a part, with which every device is nearly at its full speed."""
+_PRODUCTS_OF_ACTIVATION = 1024
+"""With which one number takes a CPU about as long as a matrix with so many products."""
+_ROWS = 128
+"""About the fewest rows of such a part: where they are wide enough to be divided further, a device has enough to do with fewer."""
+_OF_ROWS = ("MLP", "VisionMLP", "GELUMLP", "FastGELUMLP", "Llama4VisionMLP", "VisionPatchMerger")
+"""Classes of mlx-vlm's towers which compute each row by itself, in several matrices, activations and products between them."""
 
 
 class Part(NamedTuple):
@@ -72,25 +75,46 @@ def recorded(model: Module) -> Iterator[list[Part]]:
     def proxy(path: str, module: Module) -> LayerProxy:
         return LayerProxy(module, partial(_called, parts, re.sub(r"\d+", "", path)))
 
-    leaves = model.leaf_modules()  # type: ignore[no-untyped-call]
     attention = mx.fast.scaled_dot_product_attention
+    leaves = model.leaf_modules()  # type: ignore[no-untyped-call]
+    named: Any = model.named_modules()  # type: ignore[no-untyped-call]
+    of_rows = tree_unflatten([(path, module) for path, module in named if _is_of_rows(module)])
     try:
-        model.update_modules(tree_map_with_path(proxy, leaves, is_leaf=Module.is_module))
+        for modules in (leaves, of_rows):
+            model.update_modules(tree_map_with_path(proxy, modules, is_leaf=Module.is_module))
         mx.fast.scaled_dot_product_attention = partial(_attended, parts, attention)
         yield parts
     finally:
         mx.fast.scaled_dot_product_attention = attention
-        model.update_modules(leaves)
+        for modules in (of_rows, leaves):
+            model.update_modules(modules)
+
+
+def _is_of_rows(module: Any) -> bool:
+    return type(module).__name__ in _OF_ROWS
 
 
 def _called(parts: list[Part], name: str, module: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """What a module returns."""
-    if not isinstance(module, Linear | QuantizedLinear | GELU):
+    is_of_patches = isinstance(module, Conv2d | Conv3d) and module.weight.shape[1:-1] == x.shape[1:-1]
+    is_of_rows = isinstance(module, Linear | QuantizedLinear | GELU) or _is_of_rows(module)
+    if not (is_of_patches or is_of_rows):
         return _noted(parts, (name, getattr(x, "shape", None)), module(x, *args, **kwargs))
-    products = x.size * (_PRODUCTS_OF_GELU if isinstance(module, GELU) else module.weight.shape[0])
-    spans = _spans(x.shape[-2], min(math.ceil(products / _PRODUCTS), x.shape[-2] // _ROWS))
-    rows = [x[..., span, :] for span in spans] if len(spans) > 1 else [x]
-    return _joined([_noted(parts, (name, each.shape), module(each)) for each in rows], axis=-2)
+    axis = 0 if is_of_patches else x.ndim - 2
+    rows = x.shape[axis]
+    spans = _spans(rows, min(math.ceil(x.size * _products(module, x.shape[-1]) / _PRODUCTS), rows // _ROWS))
+    given = mx.split(x, [span.start for span in spans[1:]], axis) if len(spans) > 1 else [x]
+    return _joined([_noted(parts, (name, each.shape), module(each)) for each in given], axis)
+
+
+def _products(module: Any, width: int) -> int:
+    """Of each number that it is given, in rows of a width; of several matrices, of the one that has the most."""
+    if isinstance(module, GELU):
+        return _PRODUCTS_OF_ACTIVATION
+    if not _is_of_rows(module):
+        return int(module.weight.shape[0])
+    matrices = (each for each in module.modules() if isinstance(each, Linear | QuantizedLinear))
+    return max(each.weight.shape[0] for each in matrices) * max(1, _PRODUCTS_OF_ACTIVATION // width)
 
 
 def _attended(
@@ -106,6 +130,8 @@ def _attended(
     """What attention returns. All arrays: [batch, heads, length, width]."""
     batch, heads, rows, _ = q.shape
     groups, keys = k.shape[1], k.shape[2]
+    for name, given in (("queries", q), ("keys", k), ("values", v), ("mask", mask)):  # with their rotation
+        _noted(parts, (name, getattr(given, "shape", None)), given)
     if isinstance(mask, str) or how.get("sinks") is not None:
         whole: mx.array = _noted(parts, ("attention", q.shape, k.shape), attend(q, k, v, mask=mask, **how))
         return whole
@@ -114,11 +140,11 @@ def _attended(
     found = []
     for group in _spans(groups, math.ceil(groups * scores / max(scores, MOST_SCORES))):
         own = slice(group.start * shared, group.stop * shared)
-        given = k[:, group], v[:, group]
+        pair = k[:, group], v[:, group]
         in_rows = []
         for span in _spans(rows, math.ceil(scores / MOST_SCORES)):
             asked, seen = q[:, own, span], _cut(mask, own, span)
-            attended = attend(asked, *given, mask=seen, **how)
+            attended = attend(asked, *pair, mask=seen, **how)
             own_scores = asked.size // asked.shape[-1] * keys
             in_rows.append(_noted(parts, ("attention", asked.shape, keys), attended, own_scores))
         found.append(_joined(in_rows, axis=2))

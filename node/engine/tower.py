@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.nn.layers.activations import gelu
+from mlx.nn.layers.activations import GELU
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 
@@ -287,7 +287,7 @@ def _mend_llama4(vision: Any) -> None:
     """
     for module in vision.modules():
         if "activation_fn" in module:
-            module.activation_fn = gelu
+            module.activation_fn = GELU()  # type: ignore[no-untyped-call]
 
     def unfold(pixels: mx.array) -> mx.array:
         """[tiles, 3, side, side] to [tiles, 3 * patch * patch, patches]."""

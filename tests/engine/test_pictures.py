@@ -19,7 +19,7 @@ from node.core.axes import Axes
 from node.core.errors import BadRequest, ModelUnsupported
 from node.core.frames import Open
 from node.core.pictures import Picture
-from node.engine import mlx_vlm, mutual
+from node.engine import mlx_vlm, mutual, pieces
 from node.engine.device import is_gpu
 from node.engine.faults import Faults
 from node.engine.load import load_stage
@@ -237,6 +237,7 @@ def test_other_steps_run_between_two_parts_of_a_layer_of_the_tower(directory: Pa
     alone, together = len(list(tower.see(given, 0.0))), len(list(tower.see(given)))
     assert alone > layers * tiles * 8, "attention, its norm and matrices, and those behind it"
     assert together < alone, "each kind of part is computed by itself once"
+    assert sum(map(pieces._is_of_rows, modules.values())) >= layers, "what is between an MLP's matrices is divided, too"
     assert mx.array_equal(at_a_stretch(tower.see(given, 0.0)), at_a_stretch(tower.see(given)))
     assert dict(tower.vlm.named_modules()) == modules
 

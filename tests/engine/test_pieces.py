@@ -4,8 +4,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.nn.layers.activations import GELU
+from mlx.nn.layers.activations import GELU, silu
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.convolution import Conv3d
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 
@@ -75,7 +76,7 @@ def test_heads_that_share_keys(model: Pass, monkeypatch: Any) -> None:
     monkeypatch.setattr(pieces, "MOST_SCORES", 20_000)
     with recorded(model) as parts:
         found = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.25, mask=mask)
-    assert len(parts) == 4
+    assert len(parts) == 4 + 4
     assert mx.array_equal(found, expected)
 
 
@@ -85,7 +86,7 @@ def test_a_matrix_is_divided_by_rows(model: Pass, monkeypatch: Any) -> None:
     monkeypatch.setattr(pieces, "_PRODUCTS", 256 * 768 * 100)
     parts, output = recorded_of(model, x)
     rows = [part.output.shape[1] for part in parts if part.output.shape[-1] == 768]
-    assert rows == [625] * 8, "no fewer than 512"
+    assert rows == [132, *[132] * 17, 124] * 2, "no fewer than 128"
     assert mx.array_equal(output, expected)
 
 
@@ -96,24 +97,84 @@ def test_what_follows_a_matrix_is_divided_by_rows(monkeypatch: Any) -> None:
             self.activation = GELU()
 
     model, x = Gelu(), mx.random.normal((1, 2500, 251))
-    monkeypatch.setattr(pieces, "_PRODUCTS", 251 * 625 * 256)
+    monkeypatch.setattr(pieces, "_PRODUCTS", 251 * 625 * 1024)
     with recorded(model) as parts:
         output = model.activation(x)
     assert [part.output.shape[1] for part in parts] == [625] * 4
     assert mx.array_equal(output, GELU()(x))
 
 
+class VisionMLP(Module):
+    """By the name of the class, one that computes each row by itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = Linear(width, 3 * width), Linear(width, 3 * width), Linear(3 * width, width)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down(silu(self.gate(x)) * self.up(x))
+
+
+class OfMLPs(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [{"mlp": VisionMLP(256)} for _ in range(2)]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        for layer in self.layers:
+            x = layer["mlp"](x)
+        return x
+
+
+def test_what_lies_between_matrices_is_divided_with_them(monkeypatch: Any) -> None:
+    """An activation that is no module, and a product, for which the parts are not joined."""
+    model, x = OfMLPs(), mx.random.normal((1, 2500, 256))
+    expected, modules = model(x), dict(model.named_modules())
+    monkeypatch.setattr(pieces, "_PRODUCTS", 625 * 768 * 1024)
+    with recorded(model) as parts:
+        output = model(x)
+    widths = [part.output.shape[2] for part in parts]
+    assert widths == [768, 768, 256, 256] * 4 * 2
+    assert {part.output.shape[1] for part in parts} == {625}
+    assert mx.array_equal(output, expected)
+    assert dict(model.named_modules()) == modules
+
+
+def test_patches_are_divided_into_groups(monkeypatch: Any) -> None:
+    class Patches(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj = Conv3d(3, 32, kernel_size=(2, 4, 4), stride=(2, 4, 4))
+
+    model, x = Patches(), mx.random.normal((1000, 2, 4, 4, 3))
+    expected = model.proj(x)
+    monkeypatch.setattr(pieces, "_PRODUCTS", 250 * 96 * 32)
+    with recorded(model) as parts:
+        output = model.proj(x)
+        model.proj(mx.zeros((2, 4, 8, 8, 3)))
+    assert [len(part.output) for part in parts] == [250] * 4 + [2], "others than patches are not divided"
+    assert mx.array_equal(output, expected)
+
+
+def test_queries_and_keys_are_rotated_in_parts_of_their_own(model: Pass) -> None:
+    q, k = (mx.cos(mx.random.normal((1, 4, 30, 64))) for _ in range(2))
+    with recorded(model) as parts:
+        mx.fast.scaled_dot_product_attention(q, k, k, scale=0.25, mask=mx.zeros((30, 30)))
+    assert [part.kind[0] for part in parts] == ["queries", "keys", "values", "mask", "attention"]  # type: ignore[index]
+    assert parts[0].output is q
+
+
 def test_each_kind_is_measured_once_and_known_ones_share_a_piece(model: Pass) -> None:
     parts, output = recorded_of(model, mx.random.normal((1, 30, 256)))
     kinds = {part.kind for part in parts}
-    assert len(parts) == 6
-    assert len(kinds) == 3
-    assert len(list(in_pieces(parts, 60.0))) == 4, "those of the first layer, then the second layer"
+    assert len(parts) == 12
+    assert len(kinds) == 6
+    assert len(list(in_pieces(parts, 60.0))) == 7, "those of the first layer, then the second layer"
     parts, again = recorded_of(model, mx.random.normal((1, 30, 256)))
-    assert len(list(in_pieces(parts, 0.0))) == 6
+    assert len(list(in_pieces(parts, 0.0))) == 12
     parts, again = recorded_of(model, mx.random.normal((1, 30, 256)))
-    assert len(list(in_pieces(parts, 60.0, 30 * 256 * 4 * 4))) == 5, (
-        "the second layer's norm and matrix, then attention"
+    assert len(list(in_pieces(parts, 60.0, 30 * 256 * 4 * 4))) == 9, (
+        "the second layer's norm and matrix, what attention is given, then attention"
     )
     assert output.shape == again.shape
 
@@ -129,6 +190,7 @@ def test_the_scores_of_attention_count_as_memory(model: Pass, monkeypatch: Any) 
     ):
         with recorded(model) as parts:
             mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25)
+        del parts[:3]  # queries, keys and values
         assert len(list(in_pieces(parts, 60.0, memory))) == count, "the first one alone, as its time is not known"
 
 
