@@ -42,8 +42,11 @@ def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequen
     )
 
 
-async def make_grammar(grammars: Grammars, use: ToolUse, form: Format | None, client: str) -> str:
-    """Make the grammar of an answer for a client; empty: none is needed. Raises BadRequest for a form that has no grammar.
+async def make_grammar(
+    grammars: Grammars, use: ToolUse, form: Format | None, client: str, calls: CallForm | None = None
+) -> str:
+    """Make the grammar of an answer for a client; empty: none is needed. `calls`: their form in the model's family. Raises
+    BadRequest for a form that has no grammar.
 
     Required calls take precedence over a required format; if both are possible, the model chooses. Calls that may come
     in a text follow the grammar of `make_optional_grammar`.
@@ -64,7 +67,7 @@ async def make_grammar(grammars: Grammars, use: ToolUse, form: Format | None, cl
         return arguments
     functions = [function for _, function in use.callable]
     schema = form.schema if isinstance(form, JsonFormat) and use.mode == "auto" else None
-    return await grammars.calls(functions, many=use.many, param=param, client=client, answer=schema)
+    return await grammars.calls(functions, many=use.many, param=param, client=client, answer=schema, form=calls)
 
 
 async def make_optional_grammar(grammars: Grammars, use: ToolUse, tokenizer: Tokenizer, client: str) -> str:
@@ -89,7 +92,7 @@ async def make_optional_grammar(grammars: Grammars, use: ToolUse, tokenizer: Tok
                 error.param = error.param or _param(use, index)
                 raise
             functions.append(Function(function.name, {"type": "object"}))
-    return await grammars.calls(functions, many=use.many, param=param, client=client, form=form)
+    return await grammars.calls(functions, many=use.many, param=param, client=client, form=form, free=True)
 
 
 async def _arguments(grammars: Grammars, use: ToolUse, index: int, function: Function, client: str) -> str:

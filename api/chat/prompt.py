@@ -101,6 +101,9 @@ async def encode_chat(
         prompt = Prompt(tokens, tuple(_shown(kept, pictures)))
     if not grammar:
         grammar = await make_optional_grammar(env.gateway.grammars, use, model.tokenizer, request[CLIENT])
+    elif use.tools:  # again, as the model is known now
+        calls = model.tokenizer.call_form
+        grammar = await make_grammar(env.gateway.grammars, use, body.format, request[CLIENT], calls)
     if not prompt.tokens:
         raise BadRequest("The model's chat template renders these messages as an empty prompt.", param="messages")
     return model, prompt, grammar

@@ -18,6 +18,8 @@ from node.text.dialect import START, BegunCall, Call
 from node.text.grammar import call_head
 from node.text.tokenizer import Symbol, Tokenizer
 
+_CALL = "{"
+"""Begins a call in JSON."""
 _LARGEST = {"Infinity": LARGEST, "-Infinity": -LARGEST}
 """By Python's words for numbers that are larger."""
 
@@ -320,9 +322,12 @@ class CallReader:
             self._begin(parts, name)
         if self._is_custom:
             parts.add_call(CallDelta(self._calls - 1, ended=not cut, custom=True))
-        is_between = self._calls > 0 and not self._head and not self._inside and not self._is_custom
+        is_between = self._calls > 0 and not self._begins_call() and not self._inside and not self._is_custom
         parts.cut = cut and not (is_between or (self._or_text and not self._calls))
         return parts
+
+    def _begins_call(self) -> bool:
+        return bool(self._head) and self._head[0].symbol == _CALL
 
     def _only_name(self) -> str | None:
         """The function of a call that was cut before its arguments; None if more than one could have followed."""
@@ -333,10 +338,9 @@ class CallReader:
         return names[0] if len(names) == 1 else None
 
     def _read_head(self, parts: Parts, glyph: Glyph) -> None:
-        self._head.append(glyph)
-        if self._calls and self._head[0].symbol in ("}", "\n"):  # the end of the previous call
+        if self._calls and glyph.symbol == _CALL:  # what closes the previous call has none
             self._head.clear()
-            return
+        self._head.append(glyph)
         text = "".join(str(each.symbol) for each in self._head)
         if text in self._heads:
             self._head.clear()

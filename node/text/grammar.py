@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher
@@ -20,6 +21,10 @@ MAX_CALLS = 16
 """Maximum calls in one answer, as weak models repeat calls forever."""
 PLACES = {"{number}": "[0-9]{1,4}", "{kind}": "string|number|integer|boolean|object|array|null"}
 """What the texts of a form leave to the model: the number of a call, as it counts them, and the JSON type of an argument."""
+
+
+_LINE = '{"name": "'
+"""The beginning of `call_head`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,19 @@ class CallForm:
     """The text of `stop`, or without one of `unquote`."""
 
     @property
+    def line_end(self) -> Sequence[str | int]:
+        """What closes a call that is a line of JSON, as `call_head` begins it; empty, if the family writes none between marks."""
+        begin, *tail = self.tail or ("",)
+        is_line = self.again and not self.end and str(self.again[-1]).endswith(_LINE) and str(begin).startswith("}")
+        return [str(begin)[1:], *tail] if is_line else []
+
+    @property
+    def next_line(self) -> Sequence[str | int]:
+        """What may come between this and the next line."""
+        *pieces, last = self.again or ("",)
+        return ["\n", *pieces, str(last).removesuffix(_LINE)]
+
+    @property
     def opening(self) -> Sequence[str | int]:
         """What comes between the name of a custom tool and its text, which is the argument `input` where each is written by itself."""
         quote = [] if self.stop else self.quote
@@ -82,38 +100,45 @@ def text_grammar(kind: str, text: str, param: str) -> str:
 
 
 def calls_grammar(
-    functions: Sequence[Function], *, many: bool, param: str, answer: Mapping[str, Any] | None = None
+    functions: Sequence[Function],
+    *,
+    many: bool,
+    param: str,
+    answer: Mapping[str, Any] | None = None,
+    form: CallForm | None = None,
 ) -> str:
     """Grammar of one call, or of `many` with a line each. With a schema `answer`, a JSON answer is allowed instead.
 
     Each function has its own JSON root, as references in its schema are relative to it. A free text ends where the answer does,
-    so its call is the only one. Raises BadRequest.
+    so its call is the only one. A model whose `form` has such lines between marks may close each as it is used to: where it
+    could not, it would take the line break before its closing mark, and have to go on with another call. Raises BadRequest.
     """
+    marks: dict[int, str] = {}
     # In several tokens: the lexer takes the longest match, which must not span the beginning of a similar answer.
     heads = [" ".join(map(json.dumps, _head(function.name))) for function in functions]
     calls = [f'{head} arguments_{place} "}}"' for place, head in enumerate(heads) if not functions[place].free]
     texts = [f"{head} arguments_{place}" for place, head in enumerate(heads) if functions[place].free]
-    more = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if many else ""
+    close, again = _lark_of(form.line_end, marks) if form else "", _lark_of(form.next_line, marks) if form else ""
+    ways = f'("\\n" | {close} {again})' if close else '"\\n"'
+    more = f" ({ways} call){{0,{MAX_CALLS - 1}}}" if many else ""
+    ended = f"({close})?" if close else ""
     rules = [
         f"start: {'calls' if answer is None else 'answer | calls'}",
-        *_rule("calls", [*([f"call{more}"] if calls else []), *texts]),
+        *_rule("calls", [*([f"call{more} {ended}"] if calls else []), *texts]),
         *_rule("call", calls),
         *_arguments(functions),
         *([] if answer is None else [f"answer: %json {json.dumps(prepared(answer, strict=False))}"]),
+        *_marks(marks),
     ]
-    return _checked(LLMatcher.grammar_from_lark("\n".join(rules)), param)
+    grammar = LLMatcher.grammar_from_lark("\n".join(rules))
+    _checked(spelled(grammar), param)
+    return grammar
 
 
 def form_grammar(functions: Sequence[Function], form: CallForm, *, many: bool, param: str) -> str:
     """Grammar of an answer that is free up to the mark of `form`, and calls from there to its end. Raises BadRequest."""
     marks: dict[int, str] = {}
-
-    def lark(pieces: Sequence[str | int]) -> str:
-        # A token has a line of its own, so that `spelled` finds it.
-        return " ".join(
-            marks.setdefault(each, f"mark_{len(marks)}") if isinstance(each, int) else _literal(each) for each in pieces
-        )
-
+    lark = partial(_lark_of, marks=marks)
     begun = [
         f"{json.dumps(function.name)} {lark(form.opening if function.free else form.joint)} arguments_{index}"
         for index, function in enumerate(functions)
@@ -128,11 +153,23 @@ def form_grammar(functions: Sequence[Function], form: CallForm, *, many: bool, p
         *_rule("call", calls),
         *(_tagged(functions, form, lark) if form.value else _arguments(functions)),
         *(f"{_place(place)}: /{expression}/" for place, expression in PLACES.items()),
-        *(f"{name}: <[{token}]>" for token, name in marks.items()),
+        *_marks(marks),
     ]
     bound = LLMatcher.grammar_from_lark("\n".join(rules))
     _checked(spelled(bound), param)
     return json.dumps({"mark": form.mark, "bound": bound})
+
+
+def _lark_of(pieces: Sequence[str | int], marks: dict[int, str]) -> str:
+    """Pieces of a form in Lark's syntax; the names of tokens are added to `marks`."""
+    return " ".join(
+        marks.setdefault(each, f"mark_{len(marks)}") if isinstance(each, int) else _literal(each) for each in pieces
+    )
+
+
+def _marks(marks: Mapping[int, str]) -> Iterable[str]:
+    """The rules of tokens, each in a line of its own, so that `spelled` finds it."""
+    return (f"{name}: <[{token}]>" for token, name in marks.items())
 
 
 def split_mark(grammar: str) -> tuple[str, str]:

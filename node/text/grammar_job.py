@@ -66,9 +66,10 @@ def _make(request: Mapping[str, Any]) -> str:
     if "kind" in request:
         return text_grammar(**request)
     functions = [Function(**each) for each in request["functions"]]
-    if form := request.get("form"):
-        return form_grammar(functions, CallForm(**form), many=request["many"], param=request["param"])
-    return calls_grammar(functions, many=request["many"], param=request["param"], answer=request["answer"])
+    form = CallForm(**request["form"]) if request["form"] else None
+    if form and request["free"]:
+        return form_grammar(functions, form, many=request["many"], param=request["param"])
+    return calls_grammar(functions, many=request["many"], param=request["param"], answer=request["answer"], form=form)
 
 
 def _try(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:

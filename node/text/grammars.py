@@ -91,12 +91,13 @@ class Grammars:
         client: str,
         answer: Mapping[str, Any] | None = None,
         form: CallForm | None = None,
+        free: bool = False,
     ) -> str:
-        """Grammar of calls, or of an answer instead; see `node.text.grammar.calls_grammar`. With a `form`, of a text that may
-        end in calls; see `form_grammar`. Raises as `json` does.
+        """Grammar of calls, or of an answer instead; see `node.text.grammar.calls_grammar`. `free`: of a text that may end in calls
+        of this `form`; see `form_grammar`. Raises as `json` does.
         """
         request = {"functions": [asdict(each) for each in functions], "many": many, "param": param, "answer": answer}
-        return await self._make({**request, "form": asdict(form)} if form else request, client)
+        return await self._make({**request, "form": asdict(form) if form else None, "free": free}, client)
 
     async def _make(self, request: Mapping[str, Any], client: str) -> str:
         check(request, request["param"])

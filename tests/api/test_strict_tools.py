@@ -8,9 +8,11 @@ import jsonschema
 import pytest
 from llguidance import LLTokenizer
 
+from api.chat.channels import Glyph
 from api.chat.constraint import make_grammar, make_optional_grammar
+from api.chat.reader import CallReader, Parts
 from node.core.errors import BadRequest
-from node.text.grammar import split_mark
+from node.text.grammar import call_head, split_mark
 from node.text.grammar_job import _try
 from node.text.grammars import Grammars
 from tests.api.families import FAMILIES, HARMONY, make
@@ -415,6 +417,35 @@ async def test_no_token_goes_over_the_end_of_a_mark(families, grammars):
     last = tokenizer.vocab_size - 1
     assert not bits[last // 8] >> last % 8 & 1
     assert all(bits[each // 8] >> each % 8 & 1 for each in range(last))
+
+
+@EACH
+@pytest.mark.parametrize("many", [True, False])
+async def test_required_calls_may_be_closed_as_the_family_does(families, grammars, name, many):
+    """Else a model takes the line break before its closing mark, and has to go on with another call."""
+    tokenizer, _ = families[name]
+    use = use_of([WEATHER, NOW], "required", parallel_tool_calls=many).tool_use
+    grammar = await make_grammar(grammars, use, None, "a", tokenizer.call_form)
+    line, other = call_head("weather") + '{"city": "Rome"}}', call_head("now") + "{}}"
+    end, between = "\n</tool_call>", "\n</tool_call>\n<tool_call>\n"
+    closes = name in ("qwen", "qwen without tokens")
+    written = {line: 1, f"{line}{end}": closes, f"{line}\n{other}": 2 * many, f"{line}{between}{other}": 2 * many * closes}
+    written |= {f"{line}{between}{other}{end}": 2 * many * closes, f"{line}{end}{end}": 0, f"{line}\n": 0, end: 0}
+    for text, calls in written.items():
+        assert fits(families[name], grammar, text) == bool(calls)
+        for size in (1, 7, len(text)) if calls else ():
+            reader, parts = CallReader(use.names), Parts()
+            glyphs = [Glyph(symbol, place) for place, symbol in enumerate(tokenizer.symbols(text))]
+            for at in range(0, len(glyphs), size):
+                parts.add(reader.push(glyphs[at : at + size]))
+            parts.add(reader.finish())
+            read = {}
+            for delta in parts.calls:
+                read[delta.index] = read[delta.index].grown(delta) if delta.index in read else delta
+            assert all(call.ended for call in read.values())
+            expected = [("weather", {"city": "Rome"}), ("now", {})][:calls]
+            assert [(call.name, json.loads(call.arguments)) for call in read.values()] == expected
+            assert not parts.text
 
 
 async def test_only_strict_tools_are_bound_and_only_in_families_of_known_form(families, grammars, tmp_path):
