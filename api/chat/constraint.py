@@ -7,8 +7,8 @@ from api.chat.forms import Format, JsonFormat
 from api.chat.reader import CallReader, FamilyReader, Reader
 from api.chat.tools import ToolUse
 from node.core.errors import BadRequest
-from node.text.dialect import pattern
-from node.text.grammar import CallForm, Function, split_mark
+from node.text.call_form import CallForm, pattern
+from node.text.grammar import Function, split_mark
 from node.text.grammars import Grammars
 from node.text.tagged import arguments_of
 from node.text.tokenizer import Tokenizer

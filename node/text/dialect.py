@@ -10,12 +10,12 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from node.core.errors import BadRequest
 from node.text import harmony
-from node.text.grammar import PLACES, CallForm
+from node.text.call_form import HARMONY, CallForm, form_of, pattern
 from node.text.tagged import NAME, Argument, Tags, arguments_of, described, read_arguments
 
 START = "normal"
@@ -61,7 +61,7 @@ class Dialect:
         """From mlx-lm's tokenizer wrapper, by the rules of its server (`mlx_lm.generate.make_text_state_machine`)."""
         vocabulary = wrapper.get_vocab()
         if all(control in vocabulary for control in harmony.CONTROLS):
-            return cls(harmony.TRANSITIONS, "header", (), (), harmony.parse_tool_call, harmony.OPENING, _HARMONY)
+            return cls(harmony.TRANSITIONS, "header", (), (), harmony.parse_tool_call, harmony.OPENING, HARMONY)
         transitions: dict[str, list[tuple[str, str]]] = {START: []}
         if wrapper.has_thinking:
             transitions[START].append((wrapper.think_start, "reasoning"))
@@ -79,7 +79,7 @@ class Dialect:
         for channel, edges in wrapper.response_transitions.items():
             transitions.setdefault(channel, []).extend(edges)
         kind = wrapper.tool_parser.__module__.rpartition(".")[2] if wrapper.has_tool_calling else ""
-        form = _form(kind, vocabulary, str(wrapper.chat_template))
+        form = form_of(kind, vocabulary, str(wrapper.chat_template))
         return cls(
             transitions,
             wrapper.response_initial_state or START,
@@ -179,15 +179,6 @@ class Dialect:
         return calls
 
 
-def _form(kind: str, vocabulary: Mapping[str, int], template: str) -> CallForm | None:
-    """The form of calls that mlx-lm's parser of this name reads."""
-    if kind == "mistral" and "[ARGS]" in vocabulary:
-        return _HEADED
-    if kind in ("glm47", "laguna"):
-        return _GLM_IN_LINES if str(_GLM_IN_LINES.value) in template else _TAGGED["glm47"]
-    return _FORMS.get(kind) or _TAGGED.get(kind)
-
-
 def _known(parameters: Mapping[str, Any], form: CallForm, *, bound: bool) -> Sequence[Argument] | None:
     """The arguments of a function; None, if any may come and each value tells whether it is a text. Raises BadRequest."""
     if form.stop or "properties" in parameters:
@@ -201,135 +192,11 @@ def _known(parameters: Mapping[str, Any], form: CallForm, *, bound: bool) -> Seq
     return None
 
 
-def pattern(text: Sequence[str | int]) -> str:
-    """An expression for a text of a form."""
-    found = re.escape(str(text))
-    for place, expression in PLACES.items():
-        found = found.replace(re.escape(place), f"(?:{expression})")
-    return found
-
-
 def _loosely(text: str) -> str:
     """An expression for the text with any white space in it and after it."""
     return "".join(rf"{re.escape(char)}\s*" for char in text if not char.isspace())
 
 
-_HARMONY = CallForm("<|channel|>commentary to=functions.", joint=" <|constrain|>json<|message|>")
-_HEADED = CallForm("[TOOL_CALLS]", joint="[ARGS]", again="[TOOL_CALLS]")
-_FORMS = {
-    "json_tools": CallForm(
-        "<tool_call>", '\n{"name": "', '", "arguments": ', "}\n</tool_call>", '<tool_call>\n{"name": "'
-    ),
-    "mistral": CallForm("[TOOL_CALLS]", '[{"name": "', '", "arguments": ', "}", ', {"name": "', "]"),
-    "kimi_k2": CallForm(
-        "<|tool_calls_section_begin|>",
-        "<|tool_call_begin|>functions.",
-        ":{number}<|tool_call_argument_begin|>",
-        "<|tool_call_end|>",
-        "<|tool_call_begin|>functions.",
-        "<|tool_calls_section_end|>",
-    ),
-}
-"""By the names of mlx-lm's parsers."""
-_TAGGED = {
-    "qwen3_coder": CallForm(
-        "<tool_call>",
-        "\n<function=",
-        ">\n",
-        "</function>\n</tool_call>",
-        "<tool_call>\n<function=",
-        key="<parameter=",
-        value=">\n",
-        stop="\n</parameter>\n",
-    ),
-    "glm47": CallForm(
-        "<tool_call>",
-        tail="</tool_call>",
-        again="<tool_call>",
-        key="<arg_key>",
-        value="</arg_key><arg_value>",
-        stop="</arg_value>",
-    ),
-    "minimax_m2": CallForm(
-        "<minimax:tool_call>",
-        '\n<invoke name="',
-        '">\n',
-        "</invoke>\n",
-        '<invoke name="',
-        "</minimax:tool_call>",
-        key='<parameter name="',
-        value='">',
-        stop="</parameter>\n",
-    ),
-    "muse_spark": CallForm(
-        "<atem:function_calls>",
-        '\n<atem:invoke name="',
-        '">\n',
-        "</atem:invoke>\n",
-        '<atem:invoke name="',
-        "</atem:function_calls>",
-        key='<atem:parameter name="',
-        value='">',
-        stop="</atem:parameter>\n",
-    ),
-    "longcat": CallForm(
-        "<longcat_tool_call>",
-        tail="</longcat_tool_call>",
-        again="<longcat_tool_call>",
-        key="<longcat_arg_key>",
-        value="</longcat_arg_key><longcat_arg_value>",
-        stop="</longcat_arg_value>",
-    ),
-    "kimi_k3": CallForm(
-        "<|open|>tools<|sep|>",
-        '<|open|>call tool="',
-        '" index="{number}"<|sep|>',
-        "<|close|>call<|sep|>",
-        '<|open|>call tool="',
-        "<|close|>tools<|sep|>",
-        key='<|open|>argument key="',
-        value='" type="{kind}"<|sep|>',
-        stop="<|close|>argument<|sep|>",
-    ),
-    "minicpm5": CallForm(
-        "<function name=",
-        '"',
-        '">',
-        "</function>",
-        '<function name="',
-        key='<param name="',
-        value='">',
-        stop="</param>",
-        quote="<![CDATA[",
-        unquote="]]>",
-    ),
-    "pythonic": CallForm("<|tool_call_start|>", "[", "(", ")", ", ", "]<|tool_call_end|>", value="=", comma=", "),
-    "function_gemma": CallForm(
-        "<start_function_call>",
-        "call:",
-        "{",
-        "}<end_function_call>",
-        "<start_function_call>call:",
-        value=":",
-        comma=",",
-        quote="<escape>",
-        unquote="<escape>",
-    ),
-    "gemma4": CallForm(
-        "<|tool_call>",
-        "call:",
-        "{",
-        "}<tool_call|>",
-        "<|tool_call>call:",
-        value=":",
-        comma=",",
-        quote='<|"|>',
-        unquote='<|"|>',
-    ),
-}
-"""Those whose arguments are written one by one."""
-_GLM_IN_LINES = replace(_TAGGED["glm47"], joint="\n", value="</arg_key>\n<arg_value>", stop="</arg_value>\n")
-"""Of GLM 4.5 and 4.6."""
 _HASTY = ("function_gemma", "glm47", "laguna", "longcat", "minicpm5", "muse_spark", "pythonic")
 
 

@@ -6,7 +6,7 @@ The gateway makes and checks the text of a grammar, and the driver follows the s
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,17 +14,12 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from node.core.errors import BadRequest
+from node.text.call_form import PLACES, CallForm
 from node.text.json_schema import prepared
 from node.text.tagged import NAME, arguments_of
 
 MAX_CALLS = 16
 """Maximum calls in one answer, as weak models repeat calls forever."""
-PLACES = {"{number}": "[0-9]{1,4}", "{kind}": "string|number|integer|boolean|object|array|null"}
-"""What the texts of a form leave to the model: the number of a call, as it counts them, and the JSON type of an argument."""
-
-
-_LINE = '{"name": "'
-"""The beginning of `call_head`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,50 +32,6 @@ class Function:
     """Whether to refuse a schema with unsupported keywords, instead of ignoring them."""
     free: Sequence[str] = ()
     """A kind (`regex` or `grammar`) and its text: the call has a text that follows it instead of JSON. Empty: JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallForm:
-    """How a model family writes calls: after `mark`, `head NAME joint ARGUMENTS tail`, for each further call `again NAME …`,
-    then `end`; without `again`, there is one call only. The arguments are JSON, or with a `value`, each of them is
-    `key NAME value VALUE stop`, with a `comma` between two. A text as VALUE goes up to `stop`; without that, it stands between
-    `quote` and `unquote`, and without these it is JSON as all else; with all three, it may be quoted, and then holds `stop`, too.
-    A dialect has texts, a grammar strings and ids of tokens.
-    """
-
-    mark: str
-    head: Sequence[str | int] = ""
-    joint: Sequence[str | int] = ""
-    tail: Sequence[str | int] = ""
-    again: Sequence[str | int] = ""
-    end: Sequence[str | int] = ""
-    key: Sequence[str | int] = ""
-    value: Sequence[str | int] = ""
-    stop: Sequence[str | int] = ""
-    comma: Sequence[str | int] = ""
-    quote: Sequence[str | int] = ""
-    unquote: Sequence[str | int] = ""
-    text_end: str = field(default="", kw_only=True)
-    """The text of `stop`, or without one of `unquote`."""
-
-    @property
-    def line_end(self) -> Sequence[str | int]:
-        """What closes a call that is a line of JSON, as `call_head` begins it; empty, if the family writes none between marks."""
-        begin, *tail = self.tail or ("",)
-        is_line = self.again and not self.end and str(self.again[-1]).endswith(_LINE) and str(begin).startswith("}")
-        return [str(begin)[1:], *tail] if is_line else []
-
-    @property
-    def next_line(self) -> Sequence[str | int]:
-        """What may come between this and the next line."""
-        *pieces, last = self.again or ("",)
-        return ["\n", *pieces, str(last).removesuffix(_LINE)]
-
-    @property
-    def opening(self) -> Sequence[str | int]:
-        """What comes between the name of a custom tool and its text, which is the argument `input` where each is written by itself."""
-        quote = [] if self.stop else self.quote
-        return [*self.joint, *self.key, "input", *self.value, *quote] if self.value else self.joint
 
 
 def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:

@@ -18,7 +18,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from node.core.errors import BadRequest
 from node.core.units import format_bytes
 from node.host.memory import used_by
-from node.text.grammar import CallForm, Function, calls_grammar, form_grammar, json_grammar, spelled, text_grammar
+from node.text.call_form import CallForm
+from node.text.grammar import Function, calls_grammar, form_grammar, json_grammar, spelled, text_grammar
 from node.text.sandbox_server import Job
 
 LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)

@@ -16,8 +16,9 @@ from node.core.fair_turns import FairTurns
 from node.core.lru_cache import LruCache
 from node.core.pool import Pool
 from node.core.units import format_bytes
+from node.text.call_form import CallForm
 from node.text.constraint import Constraint, Constraints
-from node.text.grammar import CallForm, Function
+from node.text.grammar import Function
 from node.text.json_schema import EXACT
 from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 from node.text.sandboxed_encoder import tokenizer_sandbox

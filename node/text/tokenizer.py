@@ -12,10 +12,10 @@ from mlx_lm import tokenizer_utils
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from node.core.errors import ModelBroken, naming
+from node.text.call_form import CallForm
 from node.text.dialect import Dialect
 from node.text.encoder import Encoder, panics_as_errors
 from node.text.fim import FimForm
-from node.text.grammar import CallForm
 from node.text.picture_marks import PictureMarks
 from node.text.reranking import Judgement
 from node.text.template import ControlString

@@ -429,7 +429,12 @@ async def test_required_calls_may_be_closed_as_the_family_does(families, grammar
     line, other = call_head("weather") + '{"city": "Rome"}}', call_head("now") + "{}}"
     end, between = "\n</tool_call>", "\n</tool_call>\n<tool_call>\n"
     closes = name in ("qwen", "qwen without tokens")
-    written = {line: 1, f"{line}{end}": closes, f"{line}\n{other}": 2 * many, f"{line}{between}{other}": 2 * many * closes}
+    written = {
+        line: 1,
+        f"{line}{end}": closes,
+        f"{line}\n{other}": 2 * many,
+        f"{line}{between}{other}": 2 * many * closes,
+    }
     written |= {f"{line}{between}{other}{end}": 2 * many * closes, f"{line}{end}{end}": 0, f"{line}\n": 0, end: 0}
     for text, calls in written.items():
         assert fits(families[name], grammar, text) == bool(calls)
