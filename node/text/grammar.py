@@ -69,13 +69,13 @@ def calls_grammar(
     heads = [" ".join(map(json.dumps, _head(function.name))) for function in functions]
     calls = [f'{head} arguments_{place} "}}"' for place, head in enumerate(heads) if not functions[place].free]
     texts = [f"{head} arguments_{place}" for place, head in enumerate(heads) if functions[place].free]
-    close, again = _lark_of(form.line_end, marks) if form else "", _lark_of(form.next_line, marks) if form else ""
-    ways = f'("\\n" | {close} {again})' if close else '"\\n"'
+    close = _lark_of(form.line_end, marks) if form else ""
+    ways = f'("\\n" | {close} {_lark_of(form.next_line, marks)})' if form and close and many else '"\\n"'
     more = f" ({ways} call){{0,{MAX_CALLS - 1}}}" if many else ""
-    ended = f"({close})?" if close else ""
+    ended = f" ({close})?" if close else ""
     rules = [
         f"start: {'calls' if answer is None else 'answer | calls'}",
-        *_rule("calls", [*([f"call{more} {ended}"] if calls else []), *texts]),
+        *_rule("calls", [*([f"call{more}{ended}"] if calls else []), *texts]),
         *_rule("call", calls),
         *_arguments(functions),
         *([] if answer is None else [f"answer: %json {json.dumps(prepared(answer, strict=False))}"]),

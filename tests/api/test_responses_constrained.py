@@ -30,7 +30,11 @@ def call(name, arguments):
     ("choice", "text", "names"),
     [
         ("auto", f"I look.<tool_call>\n{call('weather', ROME)}\n</tool_call>", ["message", "weather"]),
-        ("auto", f"<tool_call>{call('now', '{}')}</tool_call><tool_call>{call('weather', ROME)}</tool_call>", None),
+        (
+            "auto",
+            f"<tool_call>\n{call('now', '{}')}\n</tool_call>\n<tool_call>\n{call('weather', ROME)}\n</tool_call>",
+            None,
+        ),
         ("required", call("weather", ROME), ["weather"]),
         ({"type": "function", "name": "weather"}, ROME, ["weather"]),
         (
