@@ -230,6 +230,9 @@ class FamilyReader:
         """The calls of a text that a limit has cut. Raises ValueError if it is no call."""
         dialect = self._tokenizer.dialect
         whole, rest, _ = dialect.read(text, self._tools, bound=self._bound)
+        if not self._bound and dialect.tail and dialect.tail in rest:  # it ends a call that only the parser reads
+            read, tail, rest = text.rpartition(dialect.tail)
+            whole = dialect.parse(read + tail, self._tools)
         if whole:
             calls = self._known(whole)
             with contextlib.suppress(ValueError):  # the rest is the end of the section, or no call

@@ -96,6 +96,12 @@ class Dialect:
         marks = [marker for edges in self.transitions.values() for marker, to in edges if to == "tool"]
         return self.form is not None and self.form.mark in marks
 
+    @property
+    def tail(self) -> str:
+        """The mark that ends each call of a text of several; empty, if each has a marker of its own, or a bracket ends it."""
+        tail = str(self.form.tail).strip() if self.form and self.form.end else ""
+        return tail if len(tail) > 1 else ""
+
     def markers(self, *, tools: bool) -> dict[str, list[tuple[str, str]]]:
         """The `transitions` that are possible in an answer with or without `tools`."""
         return {

@@ -182,6 +182,18 @@ def test_of_several_calls_between_two_marks_the_last_is_cut_anywhere(tokenizers,
     assert given[-1] == [("weather", '{"city": "Rome"}', True)]
 
 
+@pytest.mark.parametrize(("name", "tail"), SECTIONS[1:])
+def test_a_limit_cuts_the_call_after_one_that_only_the_parser_reads(tokenizers, name, tail):
+    """A number in words is no JSON, so its call is not of the form that a grammar binds."""
+    call = FAMILIES[name].call.replace("city", "days").replace("Rome", "three")
+    (mark,) = (marker for marker, to in tokenizers[name].dialect.transitions["normal"] if to == "tool")
+    first, second = call.partition(tail)[0] + tail, FAMILIES[name].call.removeprefix(mark)
+    whole, _ = read(tokenizers[name], first + second[: second.index("Rome")], end="length")
+    calls = [(call.name, call.arguments, call.ended) for call in whole.calls.values()]
+    assert calls == [("weather", '{"days": "three"}', True), ("weather", "", False)]
+    assert (whole.text, whole.finish) == ("", "length")
+
+
 def test_a_cut_name_that_more_than_one_function_has_is_none(tokenizers):
     tools = [WEATHER, {"type": "function", "function": {"name": "weather_now"}}]
     for rest, expected in (("", []), ("_n", []), ('"', ["weather"]), ('_now",', ["weather_now"]), ("_then", None)):
