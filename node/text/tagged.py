@@ -102,10 +102,10 @@ class Tags:
     unquote: str = ""
 
     @property
-    def quoted(self) -> re.Pattern[str]:
-        """A quoted text before a stop; without a quote, it matches nothing."""
+    def quoted(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """What begins a quoted text before a stop, and what ends it; without a quote, they match nothing."""
         quote, unquote, stop = map(re.escape, (self.quote, self.unquote, self.stop))
-        return re.compile(rf"\s*{quote}(.*?){unquote}\s*{stop}" if quote else r"(?!)", re.DOTALL)
+        return re.compile(rf"\s*{quote}" if quote else r"(?!)"), re.compile(rf"{unquote}\s*{stop}")
 
 
 def read_arguments(
@@ -115,6 +115,7 @@ def read_arguments(
     them is unknown, or is neither a text nor JSON, unless `loose`: then it comes as it is.
     """
     arguments, found = {each.name: each for each in known or ()}, dict[str, Any]()
+    (quote, unquote), may_be_quoted = tags.quoted, True
     while match := tags.begin.match(text, at):
         name, at = match[1], match.end()
         if loose:
@@ -122,10 +123,16 @@ def read_arguments(
         if known is not None and name not in arguments:
             raise ValueError(f"there is no argument {name}")
         if tags.stop:
-            quoted = tags.quoted.match(text, at)
+            begun = quote.match(text, at) if may_be_quoted else None
+            ended = unquote.search(text, begun.end()) if begun else None
+            may_be_quoted &= not begun or ended is not None  # else each search would go to the end of the text
             # The stop may be in a text of JSON, too.
             end = text.index(tags.stop, _end_of_json(text, at, tags.stop) if arguments[name].words is None else at)
-            written, at = (quoted[1], quoted.end()) if quoted else (text[at:end], end + len(tags.stop))
+            written, at = (
+                (text[begun.end() : ended.start()], ended.end())
+                if begun and ended
+                else (text[at:end], end + len(tags.stop))
+            )
             found[name] = _value(arguments[name], written, loose=loose)
         elif tags.quote and text.startswith(tags.quote, at):
             at += len(tags.quote)

@@ -1,6 +1,7 @@
 """Thoughts and tool calls, read from answers as they arrive: the pure parts, without HTTP."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from api.chat.reader import CallReader, FamilyReader, Parts
 from api.openai.reply import Collected
 from node.core.generation import TokenEvent
 from node.text.grammar import call_head
+from node.text.tagged import Tags, read_arguments
 from node.text.tokenizer import Tokenizer
 from tests.api.families import FAMILIES, HARMONY, Family, make
 
@@ -192,6 +194,21 @@ def test_a_limit_cuts_the_call_after_one_that_only_the_parser_reads(tokenizers, 
     calls = [(call.name, call.arguments, call.ended) for call in whole.calls.values()]
     assert calls == [("weather", '{"days": "three"}', True), ("weather", "", False)]
     assert (whole.text, whole.finish) == ("", "length")
+
+
+def test_quotes_that_nothing_closes_are_read_once(monkeypatch):
+    """A hostile model writes many."""
+    looked = []
+
+    class Unquote:
+        def search(self, text, at):
+            looked.append(at)
+
+    tags = Tags(re.compile(r'<param name="(\w+)">'), "</param>", "<![CDATA[", "]]>")
+    monkeypatch.setattr(Tags, "quoted", property(lambda _: (re.compile(r"<!\[CDATA\["), Unquote())))
+    text = '<param name="a"><![CDATA[b</param>' * 99
+    assert read_arguments(text, 0, tags, None, loose=True) == ({"a": "<![CDATA[b"}, len(text))
+    assert len(looked) == 1
 
 
 def test_a_cut_name_that_more_than_one_function_has_is_none(tokenizers):
