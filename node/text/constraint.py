@@ -3,7 +3,7 @@
 They depend only on the grammar and the tokens generated so far, so a session can be replayed, also by another driver.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from node.core.errors import BadRequest, PippinError
 from node.text.grammar import split_mark
 from node.text.grammar_job import LIMITS, error_of
-from node.text.tokenizer import Tokenizer
+from node.text.tokenizer import Symbol, Tokenizer
 from node.text.tokenizer_files import CleanFolder
 
 
@@ -26,7 +26,7 @@ class Constraint:
 
     def __init__(self, matcher: LLMatcher, mark: bytes = b"", tokens: Sequence[bytes] = ()) -> None:
         """`mark`: the answer is free up to the end of these bytes; empty: the grammar binds from the beginning. `tokens`:
-        the bytes of each.
+        the bytes of each. A control token has others than its text spelled out, which is no mark to a reader either.
         """
         self._matcher: LLMatcher | None = matcher
         self._consumed = 0
@@ -121,6 +121,7 @@ class Constraints:
         self._vocabulary = vocabulary
         self._tokenizer: LLTokenizer | None = None
         self._tokens: Sequence[bytes] = ()
+        self._symbols: Callable[[str], Sequence[Symbol]] = list
         self._unusable = ""
         """Why this model can follow no grammar; empty while unknown."""
 
@@ -138,7 +139,9 @@ class Constraints:
             self._unusable = "This model has no token that ends an answer, so it cannot follow a grammar."
         else:
             tokens = _Tokens(tokenizer, ends[0], self._vocabulary)
-            self._tokens = tokens.tokens
+            control = tokenizer.control
+            self._tokens = [_written([at]) if at in control else text for at, text in enumerate(tokens.tokens)]
+            self._symbols = tokenizer.symbols
             self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=ends, slices=None)
 
     def begin(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
@@ -151,11 +154,16 @@ class Constraints:
             raise BadRequest(self._unusable)
         mark, bound = split_mark(grammar)
         matcher = LLMatcher(self._tokenizer, bound, log_level=0, limits=LIMITS)
-        constraint = Constraint(matcher, mark.encode(), self._tokens)
+        constraint = Constraint(matcher, _written(self._symbols(mark)) if mark else b"", self._tokens)
         constraint.allowed(generated)
         if matcher.is_error() or constraint.error:
             raise BadRequest(f"The grammar can't be followed: {error_of(matcher)}")
         return constraint
+
+
+def _written(symbols: Iterable[Symbol]) -> bytes:
+    """The bytes of a text, in which those of a control token are no text."""
+    return b"".join(b"\xff%d\xff" % each if isinstance(each, int) else each.encode() for each in symbols)
 
 
 class _Tokens:

@@ -407,6 +407,20 @@ async def test_minicpms_texts_hold_nothing_that_ends_them(families, grammars, te
     assert not fits(family, await grammar_of(grammars, family[0], tool), BOUND["minicpm"].call.replace("Rome", text))
 
 
+@EACH
+async def test_a_mark_that_is_spelled_out_binds_where_it_is_read_as_one(families, grammars, name):
+    """A text about the mark of a family whose mark has control tokens stays a text."""
+    tokenizer, constraints = families[name]
+    grammar = await grammar_of(grammars, tokenizer, WEATHER)
+    tokens = spelled(tokenizer, f"The mark {split_mark(grammar)[0]}")
+    constraint = constraints.begin(grammar, tokens)
+    has_control = any(isinstance(each, int) for each in tokenizer.symbols(split_mark(grammar)[0]))
+    assert constraint.binds == (not has_control)
+    assert (constraint.allowed(tokens) is None) == has_control
+    tokens += tokenizer.encode(BOUND[name].call, bos=False) if has_control else []
+    assert constraints.begin(grammar, tokens).binds
+
+
 async def test_no_token_goes_over_the_end_of_a_mark(families, grammars):
     tokenizer, constraints = families["qwen without tokens"]
     grammar = await grammar_of(grammars, tokenizer, WEATHER)
