@@ -158,7 +158,7 @@ def _value(argument: Argument, written: str, *, loose: bool) -> Any:
     # A text with a pattern, say, is bound to be JSON; one that is not bound comes as it is.
     is_text = argument.schema.get("type") == "string"
     try:
-        value = json.loads(written, parse_constant=_no_json)
+        value = json.loads(written, parse_constant=_no_json if loose else None)
     except ValueError:
         if not is_text and not loose:
             raise
