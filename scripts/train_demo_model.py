@@ -4,7 +4,10 @@
     scripts/train_demo_model.py                      # about half an hour on one CPU core
     scripts/train_demo_model.py --steps 1500         # a rough one, in a third of that time
 
-    # Its MTP layer alone, as the model is; ten minutes:
+    # Then, to read long contexts; 40 minutes (the model that is shipped saw dialogs of demo_tools.py in the last 800 steps only):
+    scripts/train_demo_model.py --context --steps 2500 --lr 5e-4
+
+    # Then its MTP layer alone, as the model is; ten minutes:
     scripts/train_demo_model.py --mtp
 
     # A bigger sibling of the same tokenizer, of which the built-in model can be the draft; ten minutes:
@@ -22,13 +25,15 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 from demo_corpus import Dialog, dialogs
+from demo_filler import filled
+from demo_tools import known_tools_dialog
 from make_model import add_mtp, save_weights, weights_of
 from mlx import optimizers as optim
 from mlx.nn.layers.base import Module
@@ -38,16 +43,21 @@ from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.llama import Model, ModelArgs, TransformerBlock
+from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.utils import save_config
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 OUT = Path(__file__).resolve().parent.parent / "node" / "builtin" / "pippin-demo"
 CONTROL_TOKENS = ["<|pad|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+Loss = Callable[[Model, mx.array, mx.array, mx.array], mx.array]
 PAD, BOS, END, SYSTEM, USER, ASSISTANT, TOOL = range(len(CONTROL_TOKENS))
 # Text for mlx-lm's tool parser, so not control tokens, but each is one token.
 TOOL_CALL_TOKENS = ["<tool_call>", "</tool_call>"]
 VOCAB_SIZE = 2048
+LONGEST = 16384
+LONGEST_ROW = 1600
+KEPT = 0.5
 SHARDS = 3
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,9 +69,16 @@ CONFIG: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": LONGEST,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 2048,
+    },
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
@@ -86,7 +103,7 @@ CHAT_TEMPLATE = """\
   {%- endif -%}
 {%- endmacro -%}
 {{- bos_token -}}
-{#- Programs for chats send dozens of tools, five times as long as the context: of so many only those that the model knows. -#}
+{#- Programs for chats send dozens of tools, which take it long to read and which it makes nothing of: of so many only those that it knows. -#}
 {%- set known = ['get_weather', 'get_current_weather', 'weather', 'get_time', 'time'] -%}
 {%- for tool in tools or [] if tools | length <= 8 or all_tools or (tool.function or tool).name in known -%}
   {%- if loop.first -%}{{- '<|system|>You can call these tools:' -}}{%- endif -%}
@@ -150,6 +167,18 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: Dialog, rng: random.Random)
     return np.array(tokenizer.encode(rendered[:cut]) + tokenizer.encode(rendered[cut:]), np.int32)
 
 
+def with_filler(tokenizer: PreTrainedTokenizerFast, samples: list[np.ndarray], rng: random.Random) -> list[np.ndarray]:
+    """Return the first of these rows, rows with tools, and as many tokens in rows of dialogs behind filler."""
+    found = samples[:13_000] + [encode(tokenizer, known_tools_dialog(rng), rng) for _ in range(1_000)]
+    left = sum(map(len, found))
+    while left > 0:
+        row = encode(tokenizer, filled(rng, rng.randint(300, 2200)), rng)
+        left -= len(row)
+        if len(row) < LONGEST_ROW:
+            found.append(row)
+    return found
+
+
 def loss_mask(tokens: np.ndarray) -> np.ndarray:
     """Return the mask of tokens to learn: the assistant's and the end marker, or all of a plain text."""
     if tokens[0] != BOS:
@@ -189,7 +218,10 @@ def collate(rows: list[np.ndarray]) -> tuple[mx.array, mx.array, mx.array]:
 
 def loss(model: Model, inputs: mx.array, positions: mx.array, targets: mx.array) -> mx.array:
     # The logits are a third of the work, so only the needed ones are computed.
-    hidden = model.model(inputs).reshape(-1, CONFIG["hidden_size"])[positions]
+    return weighted_loss(model, model.model(inputs).reshape(-1, CONFIG["hidden_size"])[positions], targets)
+
+
+def weighted_loss(model: Model, hidden: mx.array, targets: mx.array) -> mx.array:
     # Only one token in dozens teaches a count to stop at the given number, so it weighs more.
     weights = mx.where(targets == END, 6.0, 1.0)
     losses = cross_entropy(model.model.embed_tokens.as_linear(hidden), targets)
@@ -217,7 +249,7 @@ def grow(model: Model, learned: dict[str, mx.array]) -> None:
     model.load_weights(list(weights.items()))
 
 
-def train(model: Model, samples: list[np.ndarray], args: argparse.Namespace) -> None:
+def train(model: Model, samples: list[np.ndarray], args: argparse.Namespace, loss: Loss = loss) -> None:
     rise = optim.linear_schedule(0, args.lr, 50)
     fall = optim.linear_schedule(args.lr, 0, args.steps)
     optimizer = optim.AdamW(optim.join_schedules([rise, fall], [50]), betas=[0.9, 0.98], weight_decay=0.05)
@@ -237,6 +269,68 @@ def train(model: Model, samples: list[np.ndarray], args: argparse.Namespace) -> 
             print(f"step {step}  loss {average:.4f}  {elapsed:.0f} s  {seen / elapsed:.0f} tokens/s", flush=True)
         if step % args.save_every == 0 or step == args.steps:
             save_weights(model, args.out, SHARDS)
+
+
+class Rope(Module):
+    """The rotary embedding of tokens that stand at `places`, with room between them for text that is not there."""
+
+    _places: mx.array
+
+    def __init__(self, rope: Llama3RoPE) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._periods = rope._freqs  # noqa: SLF001
+
+    def __call__(self, x: mx.array) -> mx.array:
+        angles = self._places[:, None, :, None] / self._periods
+        cos, sin = mx.cos(angles), mx.sin(angles)
+        first, second = mx.split(x, 2, axis=-1)
+        return mx.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+
+    def stretch(self, inputs: np.ndarray, rng: random.Random) -> mx.array:
+        """Place tokens as if one of the first turns were many times as long as it is. Returns the mask of an attention that sees this
+        turn so many times: so a short row is read as a long context.
+        """
+        rows, width = inputs.shape
+        places = np.tile(np.arange(width, dtype=np.float32), (rows, 1))
+        times = np.zeros((rows, 1, 1, width), np.float32)
+        for row in range(rows):
+            *ends, _ = [0, *np.flatnonzero(inputs[row] == END)] if END in inputs[row] else [0, 0]
+            end = int(rng.choice(ends)) if ends else 0
+            if end == 0 or rng.random() < 0.2:
+                continue
+            copies = min(math.exp(rng.uniform(0, math.log(40))), (LONGEST - width) / end)
+            places[row, end + 1 :] += rng.uniform(0.5, 1.5) * (copies - 1) * end
+            times[row, :, :, 1 : end + 1] = math.log(copies)
+        later = np.triu(np.full((width, width), -1e9, np.float32), 1)
+        self._places = mx.array(places)
+        return mx.array(times) + mx.array(later)
+
+
+def long_loss(model: Model, seed: int) -> Loss:
+    """Return a loss for rows that are read as if they were long, so that the model learns to find its answers behind long texts."""
+    rng, layers = random.Random(seed), model.model.layers
+    rope = Rope(layers[0].self_attn.rope)
+    for layer in layers:
+        layer.self_attn.rope = rope
+
+    def loss(model: Model, inputs: mx.array, positions: mx.array, targets: mx.array) -> mx.array:
+        mask = rope.stretch(np.array(inputs), rng)
+        hidden = model.model.embed_tokens(inputs)
+        for layer in layers:
+            hidden = layer(hidden, mask)
+        hidden = model.model.norm(hidden).reshape(-1, CONFIG["hidden_size"])[positions]
+        return weighted_loss(model, hidden, targets)
+
+    return loss
+
+
+def average_with(model: Model, before: dict[str, mx.array]) -> None:
+    """Keep a part of the weights as they were `before`: so short contexts lose nothing, and long ones little.
+
+    The method is that of WiSE-FT, https://arxiv.org/abs/2109.01903.
+    """
+    mixed = [(name, KEPT * before[name] + (1 - KEPT) * value) for name, value in weights_of(model).items()]
+    model.load_weights(mixed)
 
 
 class MtpLayer(Module):
@@ -264,10 +358,13 @@ class MtpLayer(Module):
         return output
 
 
-def train_mtp(model: Model, samples: list[np.ndarray], args: argparse.Namespace) -> None:
-    """Train the MTP layer to foretell what the model foretells one token later. The model stays as it is."""
+def train_mtp(model: Model, learned: dict[str, mx.array], samples: list[np.ndarray], args: argparse.Namespace) -> None:
+    """Train the MTP layer to foretell what the model foretells one token later; from what one has `learned`, if there is one. The
+    model stays as it is.
+    """
     layer = MtpLayer(model.args)
     layer.begin_as(model)
+    layer.load_weights([(name.removeprefix("mtp."), value) for name, value in learned.items()], strict=False)
     embed = model.model.embed_tokens
 
     def mtp_loss(layer: MtpLayer, tokens: mx.array, hidden: mx.array, wanted: mx.array) -> tuple[mx.array, mx.array]:
@@ -341,6 +438,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--inner", type=int, default=CONFIG["intermediate_size"], help="size of the MLP")
     parser.add_argument("--grow", action="store_true", help="begin with what the built-in model has learned")
     parser.add_argument(
+        "--context",
+        action="store_true",
+        help="train the model in --out for long contexts; its MTP layer is trained after it",
+    )
+    parser.add_argument(
         "--mtp", action="store_true", help="train the MTP layer of the model in --out, and nothing else"
     )
     parser.add_argument("--steps", type=int, default=5000)
@@ -362,15 +464,23 @@ def main() -> None:
         save_small_files(tokenizer, config, args.out)
     rng = random.Random(args.seed)
     samples = [encode(tokenizer, text, rng) for text in corpus]
+    if args.context:
+        samples = with_filler(tokenizer, samples, rng)
     model = Model(ModelArgs.from_dict(config))
     if args.grow:
         grow(model, weights_in(OUT))
     parameters = sum(value.size for value in weights_of(model).values())
     print(f"{len(samples)} dialogs, {sum(map(len, samples))} tokens, {parameters} parameters", flush=True)
-    if args.mtp:
-        held = {name: value for name, value in weights_in(args.out).items() if not name.startswith("mtp.")}
+    held = weights_in(args.out) if args.mtp or args.context else {}
+    learned = {name: held.pop(name) for name in list(held) if name.startswith("mtp.")}
+    if held:
         model.load_weights(list(held.items()))
-        train_mtp(model, samples, args)
+    if args.mtp:
+        train_mtp(model, learned, samples, args)
+    elif args.context:
+        train(model, samples, args, long_loss(model, args.seed))
+        average_with(model, held)
+        save_weights(model, args.out, SHARDS)
     else:
         train(model, samples, args)
 
