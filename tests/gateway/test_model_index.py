@@ -49,7 +49,7 @@ async def test_a_model_is_described_by_its_small_files(tmp_path):
     assert described.template == (DEMO / "chat_template.jinja").read_text()
     assert entry.parameters == 0  # its weights are not here
     assert described.license == read_license(DEMO)
-    assert (await index(tmp_path, held).describe("a")).entry.context == 2048
+    assert (await index(tmp_path, held).describe("a")).entry.context == 16384
     with pytest.raises(ModelNotFound):
         await loaded.describe("b")
 
@@ -58,7 +58,7 @@ async def test_an_alias_is_listed_and_described_as_its_model(tmp_path):
     found = index(tmp_path, HeldModel("a", "1", 7), aliases=(Alias("gpt-4o", "a"), Alias("lost", "nothing")))
     assert [(entry.id, entry.bytes, entry.created) for entry in found.entries()] == [("a", 7, 5), ("gpt-4o", 7, 5)]
     described = await found.describe("gpt-4o:latest")
-    assert (described.entry.id, described.entry.model, described.entry.context) == ("gpt-4o", "a", 2048)
+    assert (described.entry.id, described.entry.model, described.entry.context) == ("gpt-4o", "a", 16384)
     assert found.known("gpt-4o").id == "gpt-4o"
 
 
@@ -81,7 +81,7 @@ async def test_an_entry_is_told_with_what_the_files_here_say(tmp_path):
     found.catalogue = catalogue
     own, far, alias = [await found.told(each) for each in found.entries()]
     parameters = catalogue.layouts.of(tmp_path / "demo").parameters
-    assert (own.id, own.config["model_type"], own.context, own.parameters) == ("demo", "llama", 2048, parameters)
+    assert (own.id, own.config["model_type"], own.context, own.parameters) == ("demo", "llama", 16384, parameters)
     assert (far.config, far.context, far.parameters) == ({}, 0, 0)
     assert (alias.id, alias.model, alias.config, alias.parameters) == ("gpt-4o", "demo", own.config, parameters)
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.conftest import PROMPTS, Cluster, Node, running_cluster, until
+from tests.conftest import MODEL, PROMPTS, Cluster, Node, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -26,9 +26,21 @@ def test_one_node_gives_stock_text(one: Node, stock: dict[str, str]) -> None:
         assert one.chat(content, max_tokens=max_tokens).text == stock[content]
 
 
+def test_the_built_in_model_finds_its_answer_behind_thousands_of_tokens(one: Node) -> None:
+    """A long system prompt, as programs send it, of which nothing bears on the question."""
+    rules = "\n".join(
+        f"- Rule {number}: be brief, write the names of files in backticks, and ask before you delete one."
+        for number in range(100)
+    )
+    messages = [{"role": "system", "content": f"# Rules\n{rules}"}, {"role": "user", "content": "Count to 10."}]
+    answer = one.post("/v1/chat/completions", {"model": MODEL, "messages": messages, "temperature": 0})
+    assert answer.text == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
+    assert answer.json["usage"]["prompt_tokens"] > 2500
+
+
 def test_dozens_of_tools_change_no_answer_of_the_built_in_model(one: Node, stock: dict[str, str]) -> None:
-    """Open WebUI sends so many in each chat, five times as long as the model's context."""
-    told = {"description": "Searches, and explains at length how. " * 20, "parameters": {"type": "object"}}
+    """Open WebUI sends so many in each chat: ten thousand tokens, which the template leaves out."""
+    told = {"description": "Searches, and explains at length how. " * 80, "parameters": {"type": "object"}}
     tools = [{"type": "function", "function": {"name": f"search_{number}", **told}} for number in range(36)]
     for content in ("Hello", "What is the capital of France?"):
         answer = one.chat(content, max_tokens=PROMPTS[content], tools=tools)

@@ -70,7 +70,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "too hot": (chat_body("x", temperature="hot"), 400, "invalid_value"),
     "no tokens": (chat_body("x", max_tokens=-2), 400, "invalid_value"),
     "unknown model": (chat_body("x") | {"model": "nothing"}, 404, "model_not_found"),
-    "too long": (chat_body("word " * 3000), 400, "context_length_exceeded"),
+    "too long": (chat_body("word " * 20_000), 400, "context_length_exceeded"),
 }
 
 

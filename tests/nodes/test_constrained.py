@@ -115,7 +115,8 @@ def test_inputs_of_custom_tools_follow_their_grammars(three: Cluster) -> None:
 
     def ask(seed: int) -> list[tuple[str, str]]:
         more: Any = {"model": MODEL, "temperature": 2, "seed": seed}
-        chosen: Any = "required" if seed % 3 else {"type": "custom", "custom": {"name": "date"}}
+        name = {0: "date", 1: "steps"}.get(seed % 3)
+        chosen: Any = {"type": "custom", "custom": {"name": name}} if name else "required"
         tools: list[Any] = [
             {"type": "custom", "custom": {"name": name, "format": {"type": "grammar", "grammar": grammar}}}
             for name, grammar in given.items()
@@ -126,7 +127,7 @@ def test_inputs_of_custom_tools_follow_their_grammars(three: Cluster) -> None:
             {"type": "custom", "name": name, "format": {"type": "grammar", **grammar}}
             for name, grammar in given.items()
         ]
-        chosen = chosen if seed % 3 else {"type": "custom", "name": "date"}
+        chosen = {"type": "custom", "name": name} if name else "required"
         (item,) = node.post("/v1/responses", {"input": "Hello", "tools": tools, "tool_choice": chosen, **more}).json[
             "output"
         ]

@@ -57,7 +57,7 @@ def refusals() -> None:
     for kind, wrong in (
         (anthropic.NotFoundError, {"model": "nothing"}),
         (anthropic.BadRequestError, {"max_tokens": -1}),
-        (anthropic.BadRequestError, {"messages": [{"role": "user", "content": "word " * 5000}]}),
+        (anthropic.BadRequestError, {"messages": [{"role": "user", "content": "word " * 40_000}]}),
         (anthropic.BadRequestError, {"messages": [{"role": "user", "content": [image]}]}),
     ):
         for stream in (False, True):

@@ -17,7 +17,7 @@ DEPLOYMENTS = {
             "name": NAME,
             "model_name": NAME,
             "tokenizer_name": "simple/tokenizer1",
-            "max_sequence_length": 2048,
+            "max_sequence_length": 16384,
             "client_spec": {
                 "class_name": "helm.clients.openai_client.OpenAIClient",
                 "args": {"base_url": URL, "api_key": "any"},

@@ -46,7 +46,7 @@ def refusals() -> None:
     for kind, wrong in (
         (litellm.NotFoundError, {"model": "openai/nothing"}),
         (litellm.BadRequestError, {"temperature": 9}),
-        (litellm.ContextWindowExceededError, {"messages": [{"role": "user", "content": "word " * 5000}]}),
+        (litellm.ContextWindowExceededError, {"messages": [{"role": "user", "content": "word " * 40_000}]}),
     ):
         asked = {**GIVEN, "messages": ASK, "num_retries": 0, **wrong}
         refused(kind, lambda asked=asked: litellm.completion(**asked))

@@ -42,7 +42,7 @@ def structured_output() -> None:
 
 def context() -> None:
     """It asks for the context of the model if none is given."""
-    assert llm.get_context_window() == 2048
+    assert llm.get_context_window() == 16384
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ async function claude(prompt, options, change = () => {}) {
     ANTHROPIC_API_KEY: "any", ANTHROPIC_MODEL: MODEL, ANTHROPIC_DEFAULT_HAIKU_MODEL: MODEL,
     CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC: "1", DISABLE_AUTOUPDATER: "1", DISABLE_TELEMETRY: "1",
   };
-  const short = ["--bare", "--no-session-persistence", "--system-prompt", "Be brief."]; // the context is 2048 tokens
+  const short = ["--bare", "--no-session-persistence", "--system-prompt", "Be brief."]; // its own is 37,000 tokens, more than the context
   const asked = [PROGRAM, "-p", prompt, "--output-format", "json", ...short, ...options];
   const child = spawn(process.execPath, asked, { cwd: home, env: environment, stdio: ["ignore", "pipe", "pipe"] });
   const [said, errors] = await Promise.all([text(child.stdout), text(child.stderr)]);
@@ -71,7 +71,7 @@ await run({
   },
 
   async a_refusal() {
-    const { result } = await claude("word ".repeat(4000), ["--tools", ""]);
+    const { result } = await claude("word ".repeat(20_000), ["--tools", ""]);
     assert.equal(result.is_error, true);
     assert.match(result.result, /too long/i);
   },

@@ -19,7 +19,7 @@ def models() -> None:
     assert all((shown.details.family, shown.details.quantization_level, shown.license))
     assert shown.modelfile.startswith(f"FROM {MODEL}\n")
     assert "completion" in shown.capabilities
-    assert shown.modelinfo["llama.context_length"] == 2048
+    assert shown.modelinfo["llama.context_length"] == 16384
     assert shown.details.parameter_size == "1.84M"
     (running,) = (model for model in client.ps().models if model.model == f"{MODEL}:latest")
     assert running.details == shown.details

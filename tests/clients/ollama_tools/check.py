@@ -86,7 +86,7 @@ def vs_code() -> None:
     shown = plain("/api/show", {"model": name})
     facts = shown["model_info"]
     assert facts["general.basename"] == MODEL
-    assert facts[f"{facts['general.architecture']}.context_length"] == 2048
+    assert facts[f"{facts['general.architecture']}.context_length"] == 16384
     assert "tools" in shown["capabilities"]
     answer = post("/chat/completions", {"model": name, "messages": ASK, "temperature": 0})
     assert answer["choices"][0]["message"]["content"] == HELLO

@@ -56,7 +56,7 @@ def refusals() -> None:
     for kind, wrong in (
         (openai.NotFoundError, {"model": "nothing"}),
         (openai.BadRequestError, {"temperature": 9}),
-        (openai.BadRequestError, {"messages": [{"role": "user", "content": "word " * 5000}]}),
+        (openai.BadRequestError, {"messages": [{"role": "user", "content": "word " * 40_000}]}),
     ):
         for stream in (False, True):
             asked = {"model": MODEL, "messages": ASK, "stream": stream, **wrong}
