@@ -249,7 +249,8 @@ class FamilyReader:
         closing = (*form.stop, *form.unquote, *form.tail, *form.end) if form else ()
         for piece in reversed(closing):
             written = written.removesuffix(self._spelled([piece]) if isinstance(piece, int) else "")
-        written = written.removesuffix(form.text_end.strip()) if form else written
+        if form and all(isinstance(piece, str) for piece in form.stop or form.unquote):
+            written = written.removesuffix(form.text_end.strip())
         for start, name in self._free.items():
             if begun := start.match(written):
                 self._add(parts, name, written[begun.end() :], ended=not cut)

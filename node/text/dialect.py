@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from node.core.errors import BadRequest
 from node.text import harmony
 from node.text.call_form import HARMONY, CallForm, form_of, pattern
-from node.text.tagged import NAME, Argument, Tags, arguments_of, described, read_arguments
+from node.text.tagged import DECODER, NAME, Argument, Tags, arguments_of, described, read_arguments
 
 START = "normal"
 _PARSER_ERRORS = (TypeError, LookupError, AttributeError, SyntaxError, ArithmeticError, RecursionError, MemoryError)
@@ -154,7 +154,7 @@ class Dialect:
                     known = _known(functions[called[1]]["parameters"], form, bound=bound)
                     arguments, end = read_arguments(text, called.end(), tags, known, loose=bound)
                 else:
-                    arguments, end = json.JSONDecoder().raw_decode(text, called.end())
+                    arguments, end = DECODER.raw_decode(text, called.end())
                 if not isinstance(arguments, dict) or not (ended := tail.match(text, end)):
                     break
                 calls.append(Call(called[1], arguments))
@@ -174,7 +174,7 @@ class Dialect:
         while found := re.compile(rf"\s*{_loosely(head)}({name})(?![\w.-]|\Z)").match(text, at):
             start = text.find("{", found.end()) if self.form and not self.form.value else -1
             try:
-                _, at = json.JSONDecoder().raw_decode(text, start)
+                _, at = DECODER.raw_decode(text, start)
             except (ValueError, RecursionError):
                 return [*calls, BegunCall(found[1], text[start:] if start >= 0 else "", ended=False)]
             calls.append(BegunCall(found[1], text[start:at], ended=True))

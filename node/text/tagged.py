@@ -139,14 +139,14 @@ def read_arguments(
             end = text.index(tags.unquote, at)
             found[name], at = text[at:end], end + len(tags.unquote)
         else:
-            found[name], at = json.JSONDecoder().raw_decode(text, at)
+            found[name], at = DECODER.raw_decode(text, at)
     return found, at
 
 
 def _end_of_json(text: str, at: int, stop: str) -> int:
     """Where a JSON value ends, if one is here before a stop; else this place."""
     try:
-        _, end = json.JSONDecoder().raw_decode(text, len(text) - len(text[at:].lstrip()))
+        _, end = DECODER.raw_decode(text, len(text) - len(text[at:].lstrip()))
     except (ValueError, RecursionError):
         return at
     return end if text[end:].lstrip().startswith(stop.lstrip()) else at
@@ -158,12 +158,21 @@ def _value(argument: Argument, written: str, *, loose: bool) -> Any:
     # A text with a pattern, say, is bound to be JSON; one that is not bound comes as it is.
     is_text = argument.schema.get("type") == "string"
     try:
-        value = json.loads(written, parse_constant=_no_json if loose else None)
+        value = json.loads(written, parse_constant=_no_json if loose else None, parse_int=_integer)
     except ValueError:
         if not is_text and not loose:
             raise
         return written
     return written if is_text and not isinstance(value, str) else value
+
+
+def _integer(digits: str) -> int | float:
+    """An integer; infinity for one of more digits than Python reads (4,300), which no double has."""
+    return int(digits) if len(digits) < 4000 else float(digits)
+
+
+DECODER = json.JSONDecoder(parse_int=_integer)
+"""Reads a value at the beginning of a text."""
 
 
 def _no_json(word: str) -> Any:

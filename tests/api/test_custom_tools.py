@@ -7,8 +7,11 @@ import pytest
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
+from api.chat.channels import Glyph
+from api.chat.constraint import make_reader
 from api.chat.custom_tools import INPUT, input_of
 from tests.api.families import make
+from tests.api.test_agent_tools import use_of
 from tests.api.test_chat import MODEL, USER
 from tests.api.test_responses import ask, events_of, kinds
 from tests.api.test_strict_tools import BOUND, drawn, families, fits, grammar_of, grammars
@@ -225,6 +228,22 @@ async def test_a_bound_call_is_read(server, tmp_path, name):
     (made,) = plain["message"]["tool_calls"]
     assert made["custom"] == {"name": "date", "input": "2026-11/27"}
     assert not plain["message"]["content"]
+
+
+@pytest.mark.parametrize("name", BOUND)
+async def test_a_text_may_end_with_what_spells_the_tokens_of_its_end(families, grammars, name):
+    tokenizer, _ = families[name]
+    end = tokenizer.call_form.stop or tokenizer.call_form.unquote
+    text = "a" + (tokenizer.call_form.text_end if any(isinstance(piece, int) for piece in end) else "")
+    reader = make_reader(
+        use_of([WEATHER, DATE], "auto").tool_use, await grammar_of(grammars, tokenizer, WEATHER, DATE), tokenizer, ()
+    )
+    start, closing = around(tokenizer, name)
+    symbols = [*tokenizer.symbols(start), *text, *tokenizer.symbols(closing)]
+    parts = reader.push(Glyph(symbol, place) for place, symbol in enumerate(symbols))
+    parts.add(reader.finish())
+    assert [(call.name, call.arguments) for call in parts.calls] == [("date", text)]
+    assert not parts.text
 
 
 # --- Responses ---

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from dataclasses import replace
 
 import jsonschema
@@ -339,6 +340,20 @@ async def test_what_is_bound_is_read_as_it_was_bound_whatever_is_written_in_it(f
                 assert not whole.text
     ends = str(form.stop or form.unquote).strip()
     assert made >= parts - {ends} - {part for part in parts if ends and ends in part}
+
+
+@EACH
+async def test_a_number_of_thousands_of_digits_is_the_largest_number(families, grammars, name):
+    tokenizer, _ = families[name]
+    schema = {"type": "object", "properties": {"city": {"type": "number"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema, "strict": True}}
+    few = "123454321"
+    as_json = BOUND[name].call.replace('"Rome"', few)
+    call = written(families[name], name, {"city": int(few)}) if tokenizer.dialect.form.value else as_json
+    call = call.replace(few, "9" * 4400)
+    assert fits(families[name], await grammar_of(grammars, tokenizer, tool), call)
+    whole, _ = read(tokenizer, call, tools=(tool,), channel=tokenizer.dialect.initial, bound=True)
+    assert called(whole) == [("weather", {"city": sys.float_info.max})]
 
 
 @EACH
