@@ -126,7 +126,7 @@ def test_of_a_folder_the_files_count(capfd):
     heads, row, *_ = capfd.readouterr().out.splitlines()
     assert heads.split()[-3:] == ["2x24", "4x64", "2x512"]
     assert row.split()[0] == "pippin-demo"
-    assert row.split()[-1] == "2k"
+    assert row.split()[-1] == "16k"
 
 
 def test_several_macs_and_none_are_shown_as_such():
