@@ -35,11 +35,12 @@ class ModelNames:
 
         A model that came to this node just now is about to be asked of the head, so wait until that has heard of it.
         """
-        if model := self.match(name):
-            return model
-        model = await self.files.run(self.catalogue.find, self._without_alias(name), self.held())
         agent, deadline = self.agent, now() + 1.0  # it takes some milliseconds
-        agent.touch()
+        if (model := self.match(name)) is None:
+            model = await self.files.run(self.catalogue.find, self._without_alias(name), self.held())
+            agent.touch()
+        elif any(ring.model == model for ring in agent.placement.rings):
+            return model
         while agent.head not in ("", agent.info.id) and agent.states.lacks_news(agent.head) and now() < deadline:
             await agent.changed.wait(0.02)
         return model

@@ -27,7 +27,7 @@ def names(catalogue: Catalogue, **told: list[Alias | Preset]) -> ModelNames:
         )
         for node, given in told.items()
     ]
-    agent: Any = SimpleNamespace(placement=Placement(), info=SimpleNamespace(id="me"), alive=lambda: reports)
+    agent: Any = SimpleNamespace(placement=Placement(), info=SimpleNamespace(id="me"), alive=lambda: reports, head="me")
     return ModelNames(agent, catalogue, Pools().files)
 
 
@@ -37,6 +37,26 @@ async def test_an_alias_of_any_node_means_its_model(catalogue):
     assert known.aliases() == {"claude": "mlx-community/Qwen3-32B-4bit", "gpt-4o": "org/held"}
     assert known.match("held") == "org/held"
     assert known.match("claude-2") is None
+
+
+async def test_a_model_that_nobody_serves_is_named_when_the_head_has_heard_of_it(catalogue):
+    """A look at the disk in between may have found it, a moment before its request."""
+    waited: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waited.append(seconds)
+
+    known = names(catalogue, me=[])
+    agent: Any = known.agent
+    agent.head = "other"
+    agent.states = SimpleNamespace(lacks_news=lambda node: node == "other" and len(waited) < 3)
+    agent.changed = SimpleNamespace(wait=wait)
+    assert await known.id_of("held") == "org/held"
+    assert len(waited) == 3
+    agent.placement = SimpleNamespace(rings=[SimpleNamespace(model="org/held")])
+    waited.clear()
+    assert await known.id_of("held") == "org/held"
+    assert not waited
 
 
 def test_the_tag_of_ollamas_clients_is_no_part_of_an_alias(catalogue):
