@@ -29,7 +29,8 @@ CATALOGUE: Any = SimpleNamespace(match=lambda name, held: name, created=lambda m
 
 
 def agent() -> Any:
-    return SimpleNamespace(info=INFO, placement=Placement(Fence(1, 1), "me", (RING,)), alive=lambda: [REPORT])
+    placement = Placement(Fence(1, 1), "me", (RING,))
+    return SimpleNamespace(info=INFO, head="me", placement=placement, alive=lambda: [REPORT])
 
 
 @pytest.mark.parametrize(
