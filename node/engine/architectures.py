@@ -28,11 +28,13 @@ OF_MLX_VLM = frozenset(
         "cohere2_moe",
         "deepseek_v4",
         "glm5_next",
+        "hy_v4",
         "k2_horizon",
         "kolibri1",
         "mimo_v2",
         "minimax_m3",
         "mistral_large3",
+        "qwen4_exp",
         "step3p7",
         "xing4_0",
     ]
@@ -60,13 +62,11 @@ REFUSED: Mapping[str, str] = {
     "afm7": "its code goes through two lists of layers, and only one list can be cut",
     "bitnet": "it computes with a Metal kernel of its own, so no test proves that cutting it is right",
     "deepseek_v41": "its layers read each other's caches and candidates, and its caches are of a class of their own",
-    "hy_v4": "mlx-vlm's code chooses the right tokens only in contexts of the length that it was first run with",
     "iquestloopcoder": "it runs its layers twice for each token",
     "muse_spark": "it computes with a Metal kernel of its own, so no test proves that cutting it is right",
     "nanbeige": "it runs its layers several times for each token",
     "olmo": "mlx-lm's code for it needs a package that is not part of Pippin",
     "prism_hadamard_qwen35": "its loader insists on the weights of all layers",
-    "qwen4_exp": "its decoding goes around its layers, to the modules in them",
 }
 
 UNBATCHABLE: Mapping[str, str] = {
@@ -77,6 +77,7 @@ UNBATCHABLE: Mapping[str, str] = {
         ("minimax_m3", "minimax_m3_vl"), "the blocks of its sparse attention are counted from the padding on the left"
     ),
     "phi3small": "its block-sparse masks do not fit a batch",
+    "qwen4_exp": "mlx-vlm computes prompts of a batch one by one",
 }
 """Architectures whose sessions cannot share a batch in mlx-lm, though their caches could."""
 

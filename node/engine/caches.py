@@ -174,7 +174,8 @@ def cost(caches: Iterable[Any]) -> KvCost:
                 # A row of the pool is no larger than one of the buffer.
                 rows[0] += -(-part.buf_kv.nbytes // part.ratio**2)
         elif _kv(part).keys is not None:
-            row = part.nbytes // _kv(part).keys.shape[2]
+            index, index_row = _index_bytes(part)
+            row = (part.nbytes - index) // _kv(part).keys.shape[2] + index_row
             # Caches are allocated in steps of 256 tokens; while a step is appended, a window exceeds its size.
             fixed += row * type(part).step
             rows[getattr(part, "max_size", None) or getattr(part, "chunk_size", None) or 0] += row
@@ -184,6 +185,17 @@ def cost(caches: Iterable[Any]) -> KvCost:
     window = next(iter(rows)) if len(rows) == 1 else 0
     # int(): a config may have `true` in place of a number, which a heartbeat cannot carry.
     return KvCost(int(rows.total()), int(fixed), int(window))
+
+
+def _index_bytes(part: Any) -> tuple[int, int]:
+    """Of the index in Qwen's sparse attention, which is as long as the context, not allocated in steps: now, and of each token. It has
+    keys, those of blocks, and positions, in three axes once there are pictures.
+    """
+    if getattr(part, "index_position_ids", None) is None:
+        return 0, 0
+    positions = part.index_position_ids.nbytes
+    now = sum(each.nbytes for each in (part.index_keys, part.index_block_keys) if each is not None) + positions
+    return now, -(-(now + 2 * positions) // part.index_keys.shape[1])
 
 
 def head_sizes(caches: Iterable[Any]) -> set[tuple[int, int]]:

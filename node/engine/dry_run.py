@@ -84,6 +84,8 @@ class DryRun:
         """Which of them are evaluated; None in a step that is not watched."""
         self._read_on_host: set[tuple[tuple[int, int], int]] = set()
         """Each with the layer before which that was noted."""
+        self._given_read = set[int]()
+        """Layers that got the tokens after these had been read on the host, so no graph shows whether they read them."""
         weights = replace_weights(model, layers, dtype)
         live[:] = [LayerProxy(layer, self._record) for layer in layers]
         tokens: list[mx.array] = []
@@ -153,6 +155,8 @@ class DryRun:
         for k, cache in enumerate(self._caches):
             if not given.isdisjoint(map(id, (cache, *parts([cache])))):
                 self._used[index].add(k)
+        if _TOKENS in (self._watched or ()) and id(self._roots[_TOKENS][0]) in given:
+            self._given_read.add(index)
         self._inputs[index] |= {self._stand_ins[id(a)][0] for a in arrays_in(values) if id(a) in self._stand_ins}
         output = layer(*args, **kwargs)
         arrays = arrays_in(output)
@@ -181,7 +185,9 @@ class DryRun:
             if not self._needs[k]:  # the layer evaluates an array (dbrx), which then has no graph
                 self._needs[k] = given
         self._weights = [{group for group, scalar in weights.items() if id(scalar) in ids} for ids in found]
-        self._reads = [any(id(array) in ids for array in tokens) for ids in found]
+        self._reads = [
+            any(id(array) in ids for array in tokens) or k in self._given_read for k, ids in enumerate(found)
+        ]
         for key, noted in self._read_on_host:  # maybe by the layer before
             for k in range(max(noted - 1, key[0] + 1), self.count + 1):
                 if key != _TOKENS:

@@ -42,6 +42,8 @@ def _shrunk(config: Mapping[str, Any], divisor: int, layers: int, most: int) -> 
     def shrink(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {key: shrink(key, each) for key, each in value.items()}
+        if isinstance(value, list) and name.endswith("layer_ids"):
+            value = [each for each in value if each <= most]
         if isinstance(value, list | str) and len(value) == layers and "factor" not in name:
             return value[:most]  # one for each layer
         if isinstance(value, list) and "factor" in name and len(value) % divisor == 0:

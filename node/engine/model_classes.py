@@ -47,7 +47,13 @@ class _Arguments:
                 f"Models of type {config.get('model_type')} are supported in MLX's formats, and unquantized.",
                 hint="Fetch a version that was converted for MLX.",
             )
-        whole = {**config, "text_config": config.get("text_config") or config.get("llm_config") or {}}
+        text = config.get("text_config") or config.get("llm_config") or {}
+        if isinstance(text, Mapping) and text.get("ple_storage"):  # names a file anywhere
+            raise ModelUnsupported(
+                f"This {config.get('model_type')} model has its n-gram embeddings in a file of another format.",
+                hint="Fetch a version that has all of its weights in safetensors files.",
+            )
+        whole = {**config, "text_config": text}
         # Conversions for text only have null for a tower.
         towers = {name: whole.get(name) or {} for name in ("vision_config", "audio_config")}
         whole |= towers

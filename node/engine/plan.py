@@ -89,7 +89,7 @@ class Plan:
     """Maximum tokens of a chunk where attention is not fused; 0 where it is."""
     max_context: int
     width: int
-    """Width of the hidden states."""
+    """Width of the hidden states behind the final norm."""
     vocabulary: int
 
     def shapes_at(self, cut: int, rows: int, length: int) -> list[tuple[int, ...]]:
@@ -192,7 +192,7 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: in
         score_bytes=score_bytes,
         max_chunk=UNFUSED_CHUNK if score_bytes else 0,
         max_context=max_context(config),
-        width=run.width,
+        width=_width(config, run.width),
         vocabulary=run.vocabulary,
     )
 
@@ -235,6 +235,12 @@ def max_context(config: Mapping[str, Any]) -> int:
 def parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The config, and that of the language model in it."""
     return [part for part in (config, *map(config.get, _PARTS)) if isinstance(part, Mapping)]
+
+
+def _width(config: Mapping[str, Any], of_layers: int) -> int:
+    """Of the hidden states behind the final norm. `of_layers`: of a layer's output, which may be that of several streams."""
+    found = [part["hidden_size"] for part in parts_of(config) if isinstance(part.get("hidden_size"), int)]
+    return int(found[-1]) if found else of_layers
 
 
 def _heads(config: Mapping[str, Any]) -> int:

@@ -95,6 +95,17 @@ GLM5: Config = {
     "linear_attn_config": {"num_heads": 2, "head_dim": 32, "short_conv_kernel_size": 4},
     "layer_types": [LINEAR, FULL, LINEAR, FULL],
 }
+QWEN4: Config = DELTA | {
+    "model_type": "qwen4_exp_text", "eos_token_id": 2, "layer_types": [LINEAR, FULL, LINEAR, FULL],
+    "hc_count": 2, "hc_lowrank": 16, "ple_layer_ids": [1, 3], "ple_embed_dim": 32, "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4,
+    "indexer_n_heads": 2, "indexer_head_dim": 16, "indexer_budget": 16, "indexer_compress_ratio": 4,
+    "rope_parameters": {"type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+HY4: Config = MLA | {
+    "qk_nope_head_dim": 16, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "hc_mult": 2,
+    "indexer_types": ["full", "full", "full", "full"],
+}  # fmt: skip
 LINEAR_ATTENTION: Config = {"num_heads": 4, "head_dim": 32, "kda_layers": [1, 3], "short_conv_kernel_size": 4}
 
 
@@ -199,6 +210,8 @@ _OWN: dict[str, Config] = {
         "mamba_n_groups": 1, "mamba_conv_bias": True,
     },
     "helium": {},
+    "hy_v4": HY4,
+    "hy_v4/shared": HY4 | {"indexer_types": ["full", "shared", "full", "shared"]},
     "hunyuan": {
         "moe_topk": 2, "num_shared_expert": 1, "use_mixed_mlp_moe": True, "use_qk_norm": True, "use_cla": True,
         "cla_share_factor": 2, "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"},
@@ -398,6 +411,7 @@ _OWN: dict[str, Config] = {
     "rwkv7": {
         "a_low_rank_dim": 8, "v_low_rank_dim": 8, "gate_low_rank_dim": 8, "decay_low_rank_dim": 8, "head_dim": 32,
     },
+    "qwen4_exp": _text(**QWEN4) | {"eos_token_id": 2, "vision_config": {"depth": 1}},
     "seed_oss": {},
     "smollm3": {"no_rope_layer_interval": 2},
     "solar_open": {"partial_rotary_factor": 0.5},
@@ -442,8 +456,6 @@ REFUSED: dict[str, Config] = {
         "muse_spark": _text(),
         "nanbeige": {"num_loops": 2},
         "olmo": {},
-        "qwen4_exp": {},
-        "hy_v4": {},
         "prism_hadamard_qwen35": _text(),
     }.items()
 }

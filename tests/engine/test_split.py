@@ -32,7 +32,7 @@ GREEDY_STEPS = 10
 """With the prompt, more tokens than the windows of all configurations (16), but for those that other tests are about."""
 QUANTIZED = (
     "llama/sliding", "qwen3_moe", "deepseek_v3", "gemma3n", "qwen3_next", "gpt_oss", "mamba2", "gemma4_text", "deepseek_v4", "glm5_next",
-    "mimo_v2", "minimax_m3/sparse", "step3p7",
+    "hy_v4", "mimo_v2", "minimax_m3/sparse", "qwen4_exp", "step3p7",
 )  # fmt: skip
 FORMATS = [("affine", bits) for bits in (3, 5, 6, 8)] + [("mxfp4", 4), ("nvfp4", 4), ("mxfp8", 8)]
 
@@ -119,7 +119,9 @@ def test_quantized_split_equals_whole(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "bits"), FORMATS)
-@pytest.mark.parametrize("name", ["llama", "kimi_k3", "deepseek_v4", "glm5_next", "minimax_m3/sparse"])
+@pytest.mark.parametrize(
+    "name", ["llama", "kimi_k3", "deepseek_v4", "glm5_next", "hy_v4", "minimax_m3/sparse", "qwen4_exp"]
+)
 def test_each_format_of_quantization(name, mode, bits):
     directory = shared_model(CONFIGURATIONS[name], bits=bits, mode=mode)
     plan = plan_of(directory)

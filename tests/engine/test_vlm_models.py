@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -43,6 +44,17 @@ def test_formats_that_mlx_vlm_converts_are_refused() -> None:
         make_plan(CONFIGURATIONS["deepseek_v4"] | {"quantization_config": {"quant_method": "fp8"}})
 
 
+def test_a_file_that_a_config_names_is_not_read(tmp_path: Path) -> None:
+    """Of n-gram embeddings: mlx-vlm would map it, wherever it is."""
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    config = CONFIGURATIONS["qwen4_exp"]
+    text = config["text_config"] | {"ple_storage": {"manifest": str(secret)}}
+    with pytest.raises(ModelUnsupported, match="n-gram embeddings in a file of another format") as raised:
+        make_plan(config | {"text_config": text})
+    assert "secret" not in str(raised.value)
+
+
 def test_quantized_kv_is_refused() -> None:
     with pytest.raises(ModelUnsupported, match="KV of this step3p7 model cannot be in 8 bits"):
         make_plan(CONFIGURATIONS["step3p7"], kv_bits=8)
@@ -55,7 +67,7 @@ def test_as_much_is_sent_as_is_chosen() -> None:
     assert [shape[-1] for shape in plan.shapes_at(2, 1, 5)] == [64, 2048 + 3]
 
 
-@pytest.mark.parametrize("name", ["deepseek_v4", "glm5_next"])
+@pytest.mark.parametrize("name", ["deepseek_v4", "glm5_next", "hy_v4", "qwen4_exp"])
 def test_a_long_context_in_chunks_of_any_length(name: str) -> None:
     """Of more tokens than the longest pool has in a row: 128."""
     directory = shared_model(CONFIGURATIONS[name])
@@ -75,9 +87,10 @@ def test_a_long_context_in_chunks_of_any_length(name: str) -> None:
 def test_kv_takes_no_more_than_the_plan_says(name: str) -> None:
     directory = shared_model(CONFIGURATIONS[name])
     plan = plan_of(directory)
-    for length in (5, 200):
+    for length in (5, 200, 2000):
         ring = Stages(directory).ring(0, 2 if 2 in plan.cuts else plan.cuts[0], plan.layers)
-        mx.eval(ring.step(prompt(length)))
+        for _ in range(0, length, 200):
+            mx.eval(ring.step(prompt(min(length, 200))))
         for stage in ring.stages:
             promised = sum(cost.bytes_for(length) for cost in plan.kv[stage.start : stage.end])
             assert 0 < stage.lanes.kv_bytes <= promised

@@ -152,7 +152,8 @@ class WholeText:
         self.language_model = self.whole.language_model
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        logits: mx.array = self.whole(tokens, cache=cache).logits
+        # As mlx-vlm's `generate` does; Qwen's whole models begin the positions anew in each call.
+        logits: mx.array = self.language_model(tokens, cache=cache).logits
         return logits
 
     def make_cache(self) -> list[Any]:
