@@ -285,6 +285,21 @@ QWEN35_TEXT: Config = {
         "mrope_section": [3, 3, 2],
     },
 }
+QWEN4_TEXT: Config = {
+    "eos_token_id": 2,
+    "hc_count": 2,
+    "hc_lowrank": 16,
+    "ple_layer_ids": [1, 3],
+    "ple_embed_dim": 64,
+    "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 500,
+    "split_ngram_parts": 4,
+    "indexer_n_heads": 2,
+    "indexer_head_dim": 32,
+    "indexer_budget": 64,
+    "indexer_kv_heads": 1,
+    "indexer_compress_ratio": 4,
+}
 QWEN3_TOWER = {
     "hidden_size": 64,
     "out_hidden_size": 64,
@@ -430,6 +445,10 @@ PRESETS: dict[str, Config] = {
         qwen3((64, 4, 4, 2, 160), 2056, **QWEN3_VL_TEXT, **EXPERTS, mlp_only_layers=[], tie_word_embeddings=False),
         DEEP_TOWER,
     ),
+    "tiny-qwen4": {
+        **qwen_vl("qwen4_exp", qwen3((64, 4, 4, 2, 160), 2056, **QWEN35_TEXT, **EXPERTS, **QWEN4_TEXT), QWEN3_TOWER),
+        "eos_token_id": QWEN4_TEXT["eos_token_id"],
+    },
     "tiny-glm5": glm5(
         llama((64, 4, 4, 4, 160), 2056),
         {
@@ -480,7 +499,9 @@ def build(config: Config, dtype: mx.Dtype, seed: int) -> Module:
         model.language_model.sanitize({})  # without weights of an LM head, the embedding is it, as in published models
 
     def spread(path: str, value: mx.array) -> mx.array:
-        if not mx.issubdtype(value.dtype, mx.floating):  # a table of experts
+        if not mx.issubdtype(value.dtype, mx.floating):
+            if not path.endswith("tid2eid"):  # a table of experts
+                return value
             return mx.random.randint(0, config["n_routed_experts"], value.shape).astype(value.dtype)
         if "norm" in path:
             return mx.ones(value.shape, dtype)

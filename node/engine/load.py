@@ -17,7 +17,7 @@ from mlx.utils import tree_unflatten
 from node.core.errors import ModelBroken, ModelUnsupported, naming
 from node.core.models import TensorHeader
 from node.core.units import format_bytes
-from node.engine.architectures import UNPROVEN_ON_METAL
+from node.engine.architectures import UNPROVEN_ON_METAL, is_of_mlx_vlm, module_of
 from node.engine.device import PIECE_S, is_metal, release_memory
 from node.engine.ghosts import find_layers
 from node.engine.graph import sources, weights_in
@@ -25,7 +25,7 @@ from node.engine.lazy_model import examples, load_lazily
 from node.engine.mtp import find_mtp
 from node.engine.mutual import Mutual
 from node.engine.plan import Plan, make_plan
-from node.engine.rotation import Rotation
+from node.engine.rotation import Positions, Rotation
 from node.engine.stage import Stage, Weight
 from node.engine.warm_up import warm_up
 from node.engine.wiring import Wiring
@@ -133,7 +133,10 @@ def _place(model: Any, form: PictureForm, directory: Path, start: int, end: int,
             model.placing = Mutual(form.mutual)
         return
     try:
-        model.placing = Rotation(list(find_layers(model))[start:end], config.get("text_config") or config)
+        if is_of_mlx_vlm(module_of(config)):
+            model.placing = Positions(model)
+        else:
+            model.placing = Rotation(list(find_layers(model))[start:end], config.get("text_config") or config)
     except ModelUnsupported as error:
         log.warning("%s takes no pictures here: %s", directory.name, error)
         if "tower" in model:
@@ -141,13 +144,18 @@ def _place(model: Any, form: PictureForm, directory: Path, start: int, end: int,
 
 
 def _check_tables(weights: Mapping[str, mx.array], config: Mapping[str, Any]) -> None:
-    """DeepSeek V4's weights name the experts of a token, and MLX computes beyond the ends of arrays if asked to. Raises ModelBroken."""
+    """DeepSeek V4's weights name the experts of a token, and MLX computes beyond the ends of arrays if asked to. Qwen's have sizes of
+    tables, by which numbers are divided; a division by -1 may end the process. Raises ModelBroken.
+    """
     experts = int(config.get("n_routed_experts") or 0)
     for name, table in weights.items():
-        if not name.endswith("tid2eid"):
+        is_sizes = name.endswith("ngram_heads_vocab_sizes")
+        if not (is_sizes or name.endswith("tid2eid")):
             continue
         least, most = (int(of(table).item()) for of in (mx.min, mx.max))  # type: ignore[arg-type]
-        if least < 0 or most >= experts:
+        if is_sizes and least < 1:
+            raise ModelBroken(f"{name} has a size of {least}.")
+        if not is_sizes and (least < 0 or most >= experts):
             raise ModelBroken(f"{name} names experts beyond the {experts} that there are.")
 
 

@@ -1,6 +1,6 @@
 """Rotary embeddings of layers at positions that are not the numbers of the tokens: see node.core.axes.
 
-The layers ask their own module for it, with the number of the first token. Inside `at`, it is asked with the position instead;
+Models of mlx-vlm are told the positions. In mlx-lm's the layers ask their own module for it, with the number of the first token. Inside `at`, it is asked with the position instead;
 only the places of pictures, whose position differs from axis to axis, are turned here: each pair of numbers by the
 axis that the model's config names for it (`mrope_section` of transformers' Qwen2-VL; in Qwen3.5 the axes alternate).
 """
@@ -64,14 +64,52 @@ class Rotation:
         return mx.concatenate(parts, axis=2)
 
     def _of_picture(self, rope: Any, x: mx.array, span: Span) -> mx.array:
-        places = mx.arange(span.first, span.first + span.tokens)
-        axes = mx.stack([mx.zeros_like(places), places // span.columns, places % span.columns]) + span.base
+        axes = _positions(span)
         half = len(self._axes)
         frequencies = 1.0 / (rope.base ** (mx.arange(0, rope.dims, 2).astype(mx.float32) / rope.dims))
         angles = axes[mx.array(self._axes)].T.astype(mx.float32) * frequencies
         cos, sin = mx.cos(angles).astype(x.dtype), mx.sin(angles).astype(x.dtype)
         one, other, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return mx.concatenate([one * cos - other * sin, other * cos + one * sin, rest], axis=-1)
+
+
+class Positions:
+    """Of a model of mlx-vlm that is told the positions of a step's tokens: [3, rows, length]."""
+
+    def __init__(self, model: Module) -> None:
+        """Raises ModelUnsupported for a model whose axes do not fit its heads."""
+        self._place: Place = (model, "language_model", model["language_model"])
+        for module in model.modules():  # type: ignore[no-untyped-call]
+            rope = getattr(module, "rotary_emb", None)
+            if rope is not None and 2 * sum(rope.mrope_section) != rope.dim:
+                raise ModelUnsupported(f"Pictures do not fit the {rope.dim} numbers of heads: {rope.mrope_section}.")
+
+    @contextmanager
+    def at(self, _: Sequence[Any], shifts: Sequence[int], spans: Sequence[Span]) -> Iterator[None]:
+        """As of Rotation."""
+
+        def act(text: Any, tokens: mx.array, cache: Sequence[Any]) -> Any:
+            if spans:
+                positions = mx.concatenate([_positions(span) for span in spans], axis=1)[:, None]
+            else:
+                begin = cache[text.model.fa_idx].offset + mx.array(list(shifts))[:, None]
+                positions = mx.broadcast_to(begin + mx.arange(tokens.shape[1]), (3, *tokens.shape))
+            return text(tokens, cache=cache, position_ids=positions)
+
+        parent, name, text = self._place
+        parent[name] = LayerProxy(text, act)
+        try:
+            yield
+        finally:
+            parent[name] = text
+
+
+def _positions(span: Span) -> mx.array:
+    """In each axis: [3, tokens]."""
+    if not span.columns:
+        return mx.broadcast_to(mx.arange(span.base, span.base + span.tokens), (3, span.tokens))
+    places = mx.arange(span.first, span.first + span.tokens)
+    return mx.stack([mx.zeros_like(places), places // span.columns, places % span.columns]) + span.base
 
 
 def _one_after_the_other(sections: Sequence[int]) -> list[int]:

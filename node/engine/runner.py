@@ -239,10 +239,10 @@ class Runner:
         tower: Tower | None = getattr(self._stage.model, "tower", None)
         if tower is None or tower.form.vocabulary != self.plan.vocabulary:
             raise ModelUnsupported(f"This {self.plan.model_type} model takes no pictures on this node.")
-        if self.plan.reads_tokens and self._stage.end < self.plan.layers:
+        if self.plan.shared and self._stage.end < self.plan.layers:
             what = f"This {self.plan.model_type} model takes no pictures while its layers are on several nodes"
             raise ModelUnsupported(
-                f"{what}: later ones read the tokens.", hint="A node with room for all can take them."
+                f"{what}: later ones embed the tokens.", hint="A node with room for all can take them."
             )
         for picture in pictures:
             picture.check()

@@ -34,7 +34,7 @@ from node.engine.kv_blocks import (
 from node.engine.lanes import CacheLane, Lanes, LeftoverKv
 from node.engine.mutual import Mutual
 from node.engine.plan import Plan
-from node.engine.rotation import Rotation
+from node.engine.rotation import Positions, Rotation
 from node.engine.tower import Splice
 from node.kv.blocks import BLOCK
 
@@ -74,7 +74,7 @@ class Stage:
         self.weights = weights
         self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         self.model = model
-        self.placing: Rotation | Mutual | None = getattr(model, "placing", None)
+        self.placing: Rotation | Positions | Mutual | None = getattr(model, "placing", None)
         """Of the layers, if a picture's places have other positions than a text, or see each other."""
         layers = list(find_layers(model))
         self._body = PartialModel(model, layers, start, end, plan.patterns, plan.carried)
@@ -95,7 +95,8 @@ class Stage:
         """The module that embeds tokens. Raises ModelUnsupported if there is none."""
         named: Any = self.model.named_modules()  # type: ignore[no-untyped-call]
         for path, module in named:
-            is_other = path.startswith("tower.") or path.endswith("_per_layer")  # Gemma's, beside that of the tokens
+            # Gemma has one for each layer beside that of the tokens, and Qwen in some layers that of n-grams.
+            is_other = path.startswith("tower.") or path.endswith("_per_layer") or ".layers." in path
             if isinstance(module, Embedding | QuantizedEmbedding) and not is_other:
                 parent: Any = self.model
                 *above, name = path.split(".")

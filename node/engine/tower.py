@@ -27,6 +27,9 @@ from node.engine.pieces import in_pieces, recorded
 from node.engine.plan import activation_dtype
 from node.model.picture_form import PictureForm
 
+_READING = ("qwen4_exp",)
+"""Models with layers that read the tokens, and know the places of pictures by the token of the config. In Gemma's it is 0."""
+
 
 class _Text:
     """Stands for mlx-vlm's language model, of which only the embedding is asked."""
@@ -86,6 +89,8 @@ class Tower(Module):
         self.form = form
         names = ("image_token_index", "image_token_id", "media_placeholder_token_id")
         self._token = next((int(config[name]) for name in names if config.get(name)), 0)
+        reads = config.get("model_type") in _READING and 0 <= self._token < form.vocabulary
+        self._told = self._token if reads else 0
         try:
             self.vlm = self._build(config)
             if tensors:
@@ -203,7 +208,7 @@ class Tower(Module):
                 )
             found.append((yield from self.see(picture, longest_s)))
             own += places
-        return Seen(mx.concatenate(found) if len(found) > 1 else found[0], own)
+        return Seen(mx.concatenate(found) if len(found) > 1 else found[0], own, told=self._told)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,6 +221,8 @@ class Seen:
     """Of the places, in their order; there may be other tokens between them."""
     begin: int = 0
     """Position of a step's first token."""
+    told: int = 0
+    """The token that layers read in each place."""
 
     @property
     def end(self) -> int:
@@ -227,14 +234,14 @@ class Seen:
         return replace(self, begin=begin)
 
     def splice(self, tokens: Sequence[int]) -> tuple[list[int], Splice | None]:
-        """The tokens of a step with zeros in the places of the picture, and what comes there."""
+        """The tokens of a step, in the places of the picture the one that is told, and what comes there."""
         first, last = (bisect_left(self.positions, self.begin + each) for each in (0, len(tokens)))
         if first == last:
             return list(tokens), None
         places = [position - self.begin for position in self.positions[first:last]]
         ids = list(tokens)
         for place in places:
-            ids[place] = 0
+            ids[place] = self.told
         return ids, Splice(places, self.embeddings[first:last])
 
 

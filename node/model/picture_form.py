@@ -21,7 +21,7 @@ _MAX_WORK = 2**45
 _PIXTRAL = {"mistral3": 2, "pixtral": 1}
 """The models with Pixtral's tower, by their model_type: so many patches of each side are a cell, unless the config says otherwise."""
 _QWEN2 = ("qwen2_vl", "qwen2_5_vl")
-_QWEN3 = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+_QWEN3 = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp")
 
 
 Layout = Literal["whole", "cells", "patches"]

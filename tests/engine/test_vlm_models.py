@@ -105,6 +105,14 @@ def test_experts_of_tokens_beyond_those_that_there_are(wrong: int) -> None:
         load._check_tables(tables, {"n_routed_experts": 4})
 
 
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_sizes_by_which_nothing_can_be_divided(wrong: int) -> None:
+    path = "language_model.model.layers.0.ple.ple_embedding.ngram_heads_vocab_sizes"
+    load._check_tables({path: mx.array([53, 59])}, {})
+    with pytest.raises(ModelBroken, match=f"layers\\.0.*has a size of {wrong}"):
+        load._check_tables({path: mx.array([53, wrong])}, {})
+
+
 @pytest.mark.parametrize("name", sorted(OF_MLX_VLM))
 def test_a_conversion_for_text_only_has_null_for_a_tower(name: str) -> None:
     config = CONFIGURATIONS[name]

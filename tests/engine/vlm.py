@@ -88,6 +88,19 @@ def logits(model: Any, tokens: Sequence[int], pixels: Any, more: Mapping[str, An
     return mx.array(text.lm_head(text.model.norm(hidden)))
 
 
+def in_chunks(model: Any, tokens: Sequence[int], pixels: Any, more: Mapping[str, Any], ends: Sequence[int]) -> mx.array:
+    """As `logits`, of Qwen's model in steps that end there."""
+    ids, text = mx.array([list(tokens)]), model.language_model
+    embeddings = model.get_input_embeddings(ids, pixels, **more).inputs_embeds
+    positions, _ = text.get_rope_index(ids, more["image_grid_thw"])
+    found, cache = [], text.make_cache()
+    for begin, end in pairwise([0, *ends]):
+        given = {"inputs_embeds": embeddings[:, begin:end], "position_ids": positions[..., begin:end]}
+        found.append(text(ids[:, begin:end], cache=cache, **given).logits)
+        mx.eval(found[-1], [each.state for each in cache])
+    return mx.concatenate(found, axis=1)
+
+
 def _causal(length: int, window: int = 0) -> mx.array:
     places = mx.arange(length)
     back = places[:, None] - places

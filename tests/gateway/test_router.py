@@ -70,4 +70,4 @@ def test_pictures_go_to_rings_whose_nodes_all_know_of_them() -> None:
     assert router._that_see(rings, 12) == rings[:1]
     assert router._that_see(rings, 11) == rings
     cut = replace(rings[0], shared_ends=True, stages=(*rings[0].stages, StageSpec("id-b", 2, 3)))
-    assert router._that_see([cut], 11) == [], "its later layers read the tokens"
+    assert router._that_see([cut], 11) == [], "its later layers embed the tokens"

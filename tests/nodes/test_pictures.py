@@ -106,6 +106,7 @@ def laid_out(rendered: str, form: PictureForm, pictures: Sequence[Picture]) -> s
         "tiny-gemma4",
         "tiny-qwen3.5",
         "tiny-qwen3-vl",
+        "tiny-qwen4",
         "tiny-llama4",
     ],
 )
