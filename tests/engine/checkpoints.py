@@ -159,6 +159,18 @@ def _fp8(weights: Weights) -> Weights:
     return out
 
 
+def _halves(weights: Weights) -> Weights:
+    """hy_v4: gates and what they gate in tensors of their own."""
+    out: Weights = {}
+    for name, value in weights.items():
+        if name.endswith("switch_mlp.gate_up_proj.weight"):
+            gate, up = mx.split(value, 2, axis=1)
+            out |= {name.replace("gate_up_proj", "gate_proj"): gate, name.replace("gate_up_proj", "up_proj"): up}
+        else:
+            out[name] = value
+    return out
+
+
 CONV = changed(r"conv1d\.weight|conv_1d\.weight|conv\.weight", lambda value: value.moveaxis(1, 2))
 EXPERTS = experts()
 BLOCK_SPARSE = experts("experts", W123)
@@ -238,6 +250,7 @@ FORMATS: dict[str, tuple[Rule, ...]] = {
         renamed((r"switch_mlp\.down_proj", "output_linear")),
     ),
     "hunyuan": (EXPERTS,),
+    "hy_v4": (BARE, _halves, EXPERTS, with_more("model.mtp.layers.0.w")),
     "jamba": (EXPERTS, CONV),
     "k2_horizon": (BARE,),
     "kimi_k25": (EXPERTS, absorbed, TOWER),
@@ -294,6 +307,14 @@ FORMATS: dict[str, tuple[Rule, ...]] = {
         DOWN,
         NESTED,
         with_more("visual.blocks.0.w"),
+    ),
+    "qwen4_exp": (
+        FUSED_EXPERTS,
+        DOWN,
+        NESTED,
+        changed(r"conv1d\.weight", lambda value: value.moveaxis(1, 2)),
+        renamed((r"ngram_embedding\.shards\.(\d+)", r"ngram_embedding.shard_\1")),
+        with_more("mtp.fc.weight", "model.visual.blocks.0.w"),
     ),
     "recurrent_gemma": (CONV,),
     "rwkv7": (changed(r"k_k|k_a|g_norm", lambda value: value.flatten()),),

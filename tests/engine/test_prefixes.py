@@ -42,6 +42,8 @@ def test_a_full_window_cannot_go_back():
         ("llama", 9),
         ("deepseek_v3", 4),
         ("minimax_m3/sparse", 6),
+        ("hy_v4", 6),
+        ("qwen4_exp", 9),
         ("mamba2", 9),
         ("qwen3_next", 9),
         ("gemma3_text", 9),
