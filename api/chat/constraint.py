@@ -3,8 +3,10 @@
 import re
 from collections.abc import Sequence
 
+from api.chat.call_reader import CallReader
+from api.chat.family_reader import FamilyReader
 from api.chat.forms import Format, JsonFormat
-from api.chat.reader import CallReader, FamilyReader, Reader
+from api.chat.reader import Reader
 from api.chat.tools import ToolUse
 from node.core.errors import BadRequest
 from node.text.call_form import CallForm, pattern

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.chat.answer import Answer
+from api.chat.call_reader import CallReader
 from api.chat.channels import Glyph
-from api.chat.reader import CallReader, FamilyReader, Parts
+from api.chat.family_reader import FamilyReader
+from api.chat.reader import Parts
 from api.openai.reply import Collected
 from node.core.generation import TokenEvent
 from node.text.grammar import call_head

@@ -9,9 +9,10 @@ import jsonschema
 import pytest
 from llguidance import LLTokenizer
 
+from api.chat.call_reader import CallReader
 from api.chat.channels import Glyph
 from api.chat.constraint import make_grammar, make_optional_grammar
-from api.chat.reader import CallReader, Parts
+from api.chat.reader import Parts
 from node.core.errors import BadRequest
 from node.text.grammar import call_head, split_mark
 from node.text.grammar_job import _try
