@@ -1,5 +1,6 @@
 """What is particular to models whose class is mlx-vlm's; the other tests have a configuration of each type."""
 
+import importlib.util
 import subprocess
 import sys
 from itertools import pairwise
@@ -11,6 +12,7 @@ import pytest
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.engine import load, mlx_vlm
 from node.engine.architectures import OF_MLX_VLM, check_supported
+from node.engine.device import is_gpu
 from node.engine.plan import make_plan
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Stages, Whole, likeliest, plan_of, prompt, same, shared_model
@@ -65,6 +67,30 @@ def test_as_much_is_sent_as_is_chosen() -> None:
     config = CONFIGURATIONS["glm5_next/shared"]
     plan = make_plan(config | {"text_config": config["text_config"] | {"index_topk": 2048}})
     assert [shape[-1] for shape in plan.shapes_at(2, 1, 5)] == [64, 2048 + 3]
+
+
+def test_hunyuan_chooses_as_mlx_vlm_does_in_its_first_context() -> None:
+    """And in further ones, where mlx-vlm's own function is wrong: once it is not, ours is needless."""
+    mlx_vlm.vlm_model("hy_v4")
+    spec = importlib.util.find_spec("mlx_vlm.models.hy_v4.indexer")
+    assert spec
+    assert spec.loader
+    theirs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theirs)
+    choose, wanted = theirs._partition_scores(8, masked=True), mlx_vlm._choice(8, True)
+    for length in (20, 400):
+        keys = mx.random.split(mx.random.key(length), 3)
+        q, k = (mx.random.normal((1, heads, length, 16), key=key) for heads, key in zip((2, 1), keys[:2], strict=True))
+        weights, mask = (
+            mx.random.uniform(shape=(1, length, 2), key=keys[2]),
+            mx.tril(mx.ones((length, length), mx.bool_)),
+        )
+        got, expected = (each(q, k, weights, mask)[0, 0, -1, -8:] for each in (choose, wanted))
+        scores = (mx.maximum(q[0, :, -1] @ k[0, 0].T, 0) * weights[0, -1][:, None]).sum(axis=0)
+        assert set(expected.tolist()) == set(mx.argsort(scores)[-8:].tolist())
+        is_same = set(got.tolist()) == set(expected.tolist())
+        assert is_same or length > 20
+        assert is_gpu() or not is_same or length == 20, "a GPU sorts them all"
 
 
 @pytest.mark.parametrize("name", ["deepseek_v4", "glm5_next", "hy_v4", "qwen4_exp"])
