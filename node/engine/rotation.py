@@ -1,8 +1,8 @@
 """Rotary embeddings of layers at positions that are not the numbers of the tokens: see node.core.axes.
 
-Models of mlx-vlm are told the positions. In mlx-lm's the layers ask their own module for it, with the number of the first token. Inside `at`, it is asked with the position instead;
-only the places of pictures, whose position differs from axis to axis, are turned here: each pair of numbers by the
-axis that the model's config names for it (`mrope_section` of transformers' Qwen2-VL; in Qwen3.5 the axes alternate).
+Models of mlx-vlm are told positions. In mlx-lm's, layers ask a module of their own, with the number of the first token. Inside
+`at` it is asked with the position; only the places of pictures, whose position differs from axis to axis, are turned here: each
+pair of numbers by the axis that the config names (`mrope_section` of transformers' Qwen2-VL; in Qwen3.5 the axes alternate).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
