@@ -12,7 +12,9 @@ from node.core.mlx_errors import Fault, fault_of
 log = logging.getLogger(__name__)
 
 MAX_IN_ROW = 3
-"""Failures without a good step between, after which the device counts as lost."""
+"""Failures without TRUSTED_STEPS good steps between, after which the device counts as lost."""
+TRUSTED_STEPS = 100
+"""Good steps in a row after which a device that has failed is no longer suspect."""
 
 
 class Faults:
@@ -25,6 +27,13 @@ class Faults:
         self.lost: DeviceFailed | None = None
         """The failure after which only the end of the process may help."""
         self._in_row = 0
+        self._good_steps = TRUSTED_STEPS
+        """Since the last failure."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the device has failed lately: then all work of a step is waited for before its results are used."""
+        return self._good_steps < TRUSTED_STEPS
 
     def note(self, error: BaseException) -> DeviceFailed | None:
         """Count the exception of a job if the device failed. Returns the error to raise instead; None for others."""
@@ -32,6 +41,7 @@ class Faults:
             return None
         fault, text = found
         self.count += 1
+        self._good_steps = 0
         # Shorter chunks mend time-outs, and rings that end free memory. macOS refuses work if neither helps.
         self._in_row += fault not in (Fault.TIMEOUT, Fault.MEMORY)
         kind = DeviceTimeout if fault is Fault.TIMEOUT else DeviceFailed
@@ -42,8 +52,10 @@ class Faults:
         return self.last
 
     def good_step(self) -> None:
-        """The device has computed a step."""
-        self._in_row = 0
+        """The device has done all work of a step, and has not failed."""
+        self._good_steps += 1
+        if not self.is_suspect:
+            self._in_row = 0
 
     def check(self, since: int) -> None:
         """Raises DeviceFailed if the device has failed since `count` was this."""

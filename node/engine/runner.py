@@ -62,8 +62,6 @@ class Runner:
         """Evaluate a step that is none of a prompt, its caches and what is made of its result in one call. A GPU starts anew for each
         call, which takes it some 15 µs (estimated). On a CPU caches would be updated late: see ADR 0021.
         """
-        self._succeeded = False
-        """Whether a step has."""
         self.plan = stage.plan
         self.constraints = Constraints(directory, self.plan.vocabulary)
         """Of the sessions' grammars; may be used in any thread."""
@@ -161,7 +159,7 @@ class Runner:
         try:
             yield
             if lane is not None:
-                self._note_success()
+                self._confirm()
         except (PippinError, *MLX_ERRORS) as error:
             if lane is not None:
                 self._stage.lanes.apply(Drop(lane))
@@ -169,11 +167,11 @@ class Runner:
                 raise
             raise StepFailed(f"The step could not be computed: {error}") from error
 
-    def _note_success(self) -> None:
-        """A step's output is there. Whether its KV is too, the next step shows."""
-        if self._succeeded:
+    def _confirm(self) -> None:
+        """Before results of a suspect device leave: wait until all its work has ended, so that its failure surfaces here."""
+        if self._device_faults.is_suspect:
+            mx.synchronize()
             self._device_faults.good_step()
-        self._succeeded = True
 
     # --- a step, at any stage ---
 
@@ -345,29 +343,40 @@ class Runner:
         until = time.monotonic() + MAX_JOB_S
         with self._step(frame.lane):
             self._apply(frame.ops)
-            lanes = self._stage.lanes
-            drawn = lanes.pop_ahead(frame.lane, tokens) or self._run_asked(frame, tokens, draws, chunks, told, seen)
+            drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)
+            drawn = drawn or self._run_asked(frame, tokens, draws, chunks, told, seen)
             if isinstance(drawn, Verdict):
+                self._confirm()
                 yield drawn
                 return
-            for left in reversed(range(ahead)):
-                hidden = self._stage.run(
-                    frame.lane, drawn.tokens, unverified=1, deferred=self._together, shifts=frame.shifts
-                )
-                logits = self._stage.finish(hidden)
-                results, draws, following = self._judge.read_and_draw(logits, drawn, draws, self._beside(frame.lane))
-                following.hidden = hidden if told else ()
-                if not left or ends(results, draws) or time.monotonic() > until or not go_on():
-                    following.after = [token_of(each) for each in results]
-                    lanes.lane(frame.lane).ahead = following
-                    yield Verdict(results, hidden=pack(drawn.hidden))
-                    return
-                self._note_success()
-                yield Verdict(results, begun=frame, hidden=pack(drawn.hidden))
-                drawn = following
-            results = self._judge.read(drawn, draws)
-            look_ahead(results, draws)
-            yield Verdict(results, hidden=pack(drawn.hidden))
+            for verdict in self._verdicts(
+                frame, drawn, draws, ahead, lambda: time.monotonic() <= until and go_on(), told
+            ):
+                self._confirm()
+                yield verdict
+
+    def _verdicts(
+        self, frame: Frame, drawn: Drawn, draws: Sequence[Draw], ahead: int, go_on: Callable[[], bool], told: bool
+    ) -> Generator[Verdict, None, None]:
+        """That of the step which has drawn these tokens, and of those that follow; see `run`."""
+        assert frame.lane is not None
+        for left in reversed(range(ahead)):
+            hidden = self._stage.run(
+                frame.lane, drawn.tokens, unverified=1, deferred=self._together, shifts=frame.shifts
+            )
+            logits = self._stage.finish(hidden)
+            results, draws, following = self._judge.read_and_draw(logits, drawn, draws, self._beside(frame.lane))
+            following.hidden = hidden if told else ()
+            if not left or ends(results, draws) or not go_on():
+                following.after = [token_of(each) for each in results]
+                self._stage.lanes.lane(frame.lane).ahead = following
+                yield Verdict(results, hidden=pack(drawn.hidden))
+                return
+            yield Verdict(results, begun=frame, hidden=pack(drawn.hidden))
+            drawn = following
+        results = self._judge.read(drawn, draws)
+        look_ahead(results, draws)
+        yield Verdict(results, hidden=pack(drawn.hidden))
 
     def _run_asked(
         self,

@@ -332,6 +332,7 @@ class Stage:
         """Compute a step of a prompt, or begin another one unless it is `deferred`."""
         if is_prompt:
             mx.eval(output, caches.states(lane.caches))
+            mx.synchronize()  # an array may be there before the failure of earlier work is
             mx.clear_cache()  # buffers of a prefill have sizes that are not reused
             return
         if not deferred:

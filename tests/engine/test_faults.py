@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Generator
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ from node.core.generation import Sampling
 from node.core.mlx_errors import Fault, fault_of
 from node.core.rings import Fence
 from node.engine.compute import Compute
-from node.engine.faults import MAX_IN_ROW, Faults
+from node.engine.faults import MAX_IN_ROW, TRUSTED_STEPS, Faults
 from node.engine.runner import Runner
 from node.engine.sampling import Draw, History, Sampled
 from node.engine.stage import Stage
@@ -53,8 +54,16 @@ class Device:
         self._error: Exception | None = None
         self.fails: list[Any] | None = None
         """Caches whose next evaluation fails: they hold garbage afterwards."""
+        self.is_lost = False
+        """Whether each evaluation of KV fails."""
         for name in ("eval", "async_eval"):
             monkeypatch.setattr(mx, name, self._checked(getattr(mx, name)))
+        monkeypatch.setattr(mx, "synchronize", self._synchronize)
+
+    def _synchronize(self) -> None:
+        if self._error:
+            error, self._error = self._error, None
+            raise error
 
     def _checked(self, evaluate: Any) -> Any:
         def evaluate_or_raise(*arrays: Any) -> None:
@@ -66,6 +75,10 @@ class Device:
                 for cache in self.fails:
                     cache.keys = mx.full(cache.keys.shape, 1e4, cache.keys.dtype)
                 self.fails, self._error = None, RuntimeError(HANG)
+            if self.is_lost and any(array.ndim == 4 for array in _flat(arrays)):
+                for array in _flat(arrays):
+                    array[...] = 1000 * array
+                self._error = RuntimeError(HANG)
 
         return evaluate_or_raise
 
@@ -74,7 +87,7 @@ def _flat(tree: Any) -> Generator[Any, None, None]:
     if isinstance(tree, list | tuple):
         for each in tree:
             yield from _flat(each)
-    else:
+    elif isinstance(tree, mx.array):
         yield tree
 
 
@@ -193,19 +206,26 @@ async def test_a_job_in_which_a_failure_surfaces_raises_it(compute: Compute) -> 
     assert compute.faults.count == 3
 
 
-def test_the_third_failure_without_a_good_step_is_the_last() -> None:
+def test_the_third_failure_with_few_good_steps_between_is_the_last() -> None:
     faults = Faults()
+    assert not faults.is_suspect
     for _ in range(5):
         for _ in range(MAX_IN_ROW - 1):
             faults.note(RuntimeError(HANG))
-        faults.good_step()
+        for _ in range(TRUSTED_STEPS):
+            assert faults.is_suspect
+            faults.good_step()
+        assert not faults.is_suspect
     assert faults.lost is None
     for _ in range(5):
         faults.note(RuntimeError(TIMEOUT))
         faults.note(RuntimeError(MEMORY))
     assert faults.lost is None, "others end these: smaller chunks, and rings that give up their memory"
+    assert faults.is_suspect
     for _ in range(MAX_IN_ROW):
         assert faults.lost is None
+        for _ in range(TRUSTED_STEPS - 1):
+            faults.good_step()
         faults.note(RuntimeError(CUDA))
     assert faults.lost
     assert faults.count == 5 * (MAX_IN_ROW - 1) + 10 + MAX_IN_ROW
@@ -218,15 +238,73 @@ async def test_a_device_that_takes_no_more_work_is_lost_at_once(compute: Compute
     assert "prior/excessive GPU errors" in lost.message
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_step_is_good_once_the_next_one_is_computed(steps: int) -> None:
-    """Of the first, the output is there, but its KV may have failed. Of a device that always fails then, all would."""
+LONG = [*range(5, 25)]
+"""More tokens than a step of them that begins before the last one has ended."""
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
+async def test_nothing_of_a_device_that_fails_for_good_is_used(
+    compute: Compute, monkeypatch: pytest.MonkeyPatch, prompt: list[int]
+) -> None:
+    """Rings are made anew with it, and each begins with all tokens so far, until it counts as lost."""
     directory = shared_model(CONFIGURATIONS["llama"])
-    faults = Faults()
-    for _ in range(MAX_IN_ROW - 1):
-        faults.note(RuntimeError(HANG))
-    runner = Runner(load(directory, 0, 4), directory, faults)
-    for number in range(steps):
-        step(runner, 1, PROMPT, opens=number == 0)
-    faults.note(RuntimeError(HANG))
-    assert (faults.lost is None) == (steps > 1)
+    stage: Stage = await compute.run(load, directory, 0, 4)
+    runner = Runner(stage.sibling(), directory, compute.faults)
+    tokens = [*prompt, await compute.run(step, runner, 1, prompt, opens=True)]
+    device = Device(monkeypatch)
+    device.is_lost = True
+    tokens.append(await compute.run(step, runner, 1, tokens[-1:]))  # its token is right, its KV is not
+    device.is_over = True
+    with pytest.raises(DeviceFailed):
+        await compute.run(step, runner, 1, tokens[-1:])
+    device.is_over = False
+    for number in range(2, MAX_IN_ROW + 1):
+        assert compute.faults.lost is None
+        successor = Runner(stage.sibling(), directory, compute.faults)
+        with pytest.raises(DeviceFailed):
+            await compute.run(step, successor, number, tokens, opens=True)
+    assert compute.faults.lost
+
+
+async def test_a_stage_hands_on_nothing_of_a_suspect_device(compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = shared_model(CONFIGURATIONS["llama"])
+    first, second = [await compute.run(load, directory, *layers) for layers in ((0, 2), (2, 4))]
+    compute.faults.note(RuntimeError(HANG))
+    driver, worker = (Runner(stage, directory, compute.faults) for stage in (first, second))
+    frame = Frame("r", Fence(1, 1), 0, ops=(Open(1),), lane=1)
+    frame = await compute.run(driver.begin, frame, [PROMPT])
+    device = Device(monkeypatch)
+    device.is_lost = True
+    with pytest.raises(DeviceFailed):
+        await compute.run(partial(worker.relay, frame, last=True))
+
+
+async def test_a_chunk_of_a_prompt_that_fails_is_known_at_once(
+    compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a device that has never failed, too: the token behind it might be read before the failure is known."""
+    directory = shared_model(CONFIGURATIONS["llama"])
+    runner = Runner(await compute.run(load, directory, 0, 4), directory, compute.faults)
+    device = Device(monkeypatch)
+    device.is_lost = True
+    with pytest.raises(DeviceFailed):
+        await compute.run(step, runner, 1, LONG, opens=True)
+
+
+async def test_steps_ahead_of_a_suspect_device_are_the_same(compute: Compute) -> None:
+    directory = shared_model(CONFIGURATIONS["llama"])
+    stage: Stage = await compute.run(load, directory, 0, 4)
+
+    def ahead() -> list[int]:
+        runner = Runner(stage.sibling(), directory, compute.faults)
+        token = step(runner, 1, PROMPT, opens=True)
+        draw = Draw(Sampling(temperature=0), 0, History(), lambda _: False)
+        found = runner.run(Frame("r", Fence(1, 1), 0, lane=1), [[token]], [draw], ahead=3)
+        results = [result for verdict in found for result in verdict.results]
+        assert all(isinstance(result, Sampled) for result in results)
+        return [result.token for result in results if isinstance(result, Sampled)]
+
+    trusted = await compute.run(ahead)
+    assert len(trusted) == 3
+    compute.faults.note(RuntimeError(HANG))
+    assert await compute.run(ahead) == trusted

@@ -67,9 +67,19 @@ def failing(evaluate):
 
 do_eval = mx.eval
 mx.eval, mx.async_eval = failing(mx.eval), failing(mx.async_eval)
+do_synchronize = mx.synchronize
+
+def synchronize():
+    do_synchronize()
+    if due:
+        raise RuntimeError(due.pop())
+
+mx.synchronize = synchronize
 node.ring.limits.prefill_chunk = lambda *_: {chunk}
 """
-"""Runs in a node's process before its own code. As with Metal, an error surfaces later: at the next step, of any lane."""
+"""Runs in a node's process before its own code. As with Metal, an error surfaces later: at the next step, of any
+lane, or where all work is waited for.
+"""
 
 
 class Fallible:
