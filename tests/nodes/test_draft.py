@@ -69,7 +69,7 @@ def test_a_draft_model_guesses_and_a_death_changes_nothing(cluster: Cluster, mod
     texts = [gateway.chat(**ask).text for ask in (COUNT, STORY)]
     before = right_guesses(nodes)
     assert before > 0, "how many are made depends on how often the driver waits"
-    assert counted_guesses(nodes, "wrong") <= 1 + before / 10, "the twins are the same"
+    assert counted_guesses(nodes, "wrong") < before, "the twins are the same, but what the text repeats is guessed, too"
     for victim in (1, 0):  # the stage, and then the driver
         killed = cluster.ring(cluster.ready(*nodes, gateway, stages=2))[victim]
         with gateway.stream(**COUNT) as events:
