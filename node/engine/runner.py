@@ -127,11 +127,16 @@ class Runner:
 
     def block(self, number: SequenceId, index: int) -> Block | None:
         """See Stage.block. None also after a failure of the device, as the KV may be wrong."""
-        return self._stage.block(number, index) if self._device_faults.count == self._since else None
+        return self._stage.block(number, index) if self._is_intact() else None
 
     def state(self, number: SequenceId) -> Block | None:
         """See Stage.state, and `block`."""
-        return self._stage.state(number) if self._device_faults.count == self._since else None
+        return self._stage.state(number) if self._is_intact() else None
+
+    def _is_intact(self) -> bool:
+        """Whether the KV is known to be right, so that it may outlive this process."""
+        mx.synchronize()
+        return self._device_faults.count == self._since
 
     def restore(
         self, prefix: SequenceId, blocks: Sequence[Block], state: Block | None, tokens: int
@@ -343,8 +348,8 @@ class Runner:
         until = time.monotonic() + MAX_JOB_S
         with self._step(frame.lane):
             self._apply(frame.ops)
-            drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)
-            drawn = drawn or self._run_asked(frame, tokens, draws, chunks, told, seen)
+            lanes = self._stage.lanes
+            drawn = lanes.pop_ahead(frame.lane, tokens) or self._run_asked(frame, tokens, draws, chunks, told, seen)
             if isinstance(drawn, Verdict):
                 self._confirm()
                 yield drawn

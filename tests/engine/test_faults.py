@@ -20,6 +20,7 @@ from node.engine.sampling import Draw, History, Sampled
 from node.engine.stage import Stage
 from node.engine.verdict import StepFailed
 from node.engine.watchdog import Watchdog
+from node.kv.blocks import BLOCK
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, shared_model
 
@@ -289,6 +290,20 @@ async def test_a_chunk_of_a_prompt_that_fails_is_known_at_once(
     device.is_lost = True
     with pytest.raises(DeviceFailed):
         await compute.run(step, runner, 1, LONG, opens=True)
+
+
+async def test_no_kv_is_kept_on_disk_before_it_is_known_to_be_right(
+    compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = shared_model(CONFIGURATIONS["llama"])
+    runner = Runner(await compute.run(load, directory, 0, 4), directory, compute.faults)
+    await compute.run(step, runner, 1, [7] * (BLOCK - 1), opens=True)
+    device = Device(monkeypatch)
+    device.is_lost = True
+    await compute.run(step, runner, 1, [7])
+    with pytest.raises(DeviceFailed):
+        await compute.run(runner.block, 1, 0)
+    assert await compute.run(runner.block, 1, 0) is None
 
 
 async def test_steps_ahead_of_a_suspect_device_are_the_same(compute: Compute) -> None:
