@@ -1,6 +1,5 @@
 """One stage's work on frames. All methods run in the compute thread."""
 
-import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,24 +12,20 @@ import mlx.core as mx
 from node.core.axes import Axes
 from node.core.errors import BadRequest, ModelUnsupported, PippinError
 from node.core.evaluation import ChunkRequest
-from node.core.frames import Back, CacheOp, Drop, Frame, Held, NonFiniteRow, SequenceId
-from node.core.mlx_errors import MLX_ERRORS, fault_of
+from node.core.frames import Back, CacheOp, Drop, Frame, NonFiniteRow
+from node.core.mlx_errors import MLX_ERRORS
 from node.core.pictures import Picture
 from node.engine.device import is_gpu
 from node.engine.faults import Faults
 from node.engine.judge import Judge, ends, look_ahead, token_of
-from node.engine.kv_blocks import Block
-from node.engine.lanes import LeftoverKv
 from node.engine.mutual import Mutual
+from node.engine.ring_kv import RingKv
 from node.engine.sampling import Draw, Drawn, begin_draw
 from node.engine.stage import Stage
 from node.engine.tensor_codec import Packed, pack, token_array, unpack, unpack_tokens
 from node.engine.tower import Seen, Splice, Tower
 from node.engine.verdict import Following, StepFailed, Verdict
-from node.kv.blocks import BLOCK
 from node.text.constraint import Constraints
-
-log = logging.getLogger(__name__)
 
 MAX_JOB_S = 0.1
 """Time after which a job begins no further step: a job that runs for long is taken for one that hangs."""
@@ -55,9 +50,8 @@ class Runner:
         """`directory`: of the model's files; a driver reads the tokenizer there. `faults`: of the device."""
         self._stage = stage
         self._judge = Judge(stage)
-        self._device_faults = faults
-        self._since = faults.count
-        """Failures of the device before this ring began."""
+        self._faults = faults
+        self.kv = RingKv(stage, faults)
         self._together = is_gpu()
         """Evaluate a step that is none of a prompt, its caches and what is made of its result in one call. A GPU starts anew for each
         call, which takes it some 15 µs (estimated). On a CPU caches would be updated late: see ADR 0021.
@@ -65,102 +59,15 @@ class Runner:
         self.plan = stage.plan
         self.constraints = Constraints(directory, self.plan.vocabulary)
         """Of the sessions' grammars; may be used in any thread."""
-        self.blocks_of, self.cut_caches, self.state_caches = stage.blocks_of, stage.cut_caches, stage.state_caches
-        """The caches that are kept on disk, those that have something in a block, and those that have a state; see Stage."""
-        costs = stage.plan.kv[stage.start : stage.end]
-        self.block_bytes = 2 * BLOCK * sum(cost.per_token for cost in costs) + (1 << 20)
-        """More than a block of them has."""
-        self.state_bytes = 2 * sum(cost.fixed + cost.per_token * cost.window for cost in costs) + (1 << 20)
-        """More than their state has."""
-        self.kv_bytes = 0
-        """Bytes of the caches after the last operation on them; may be read in any thread."""
-
-    @property
-    def has_sessions(self) -> bool:
-        """Whether sessions have KV here. In any thread."""
-        return self._stage.lanes.has_sessions
 
     def apply(self, ops: Sequence[CacheOp]) -> None:
         with self._step():
-            self._apply(ops)
-
-    def _apply(self, ops: Sequence[CacheOp]) -> None:
-        try:
-            for op in ops:
-                self._stage.lanes.apply(op)
-        except MLX_ERRORS:  # the operation may have changed the caches of some layers only
-            self.reset()
-            raise
-        if ops:
-            self.kv_bytes = self._stage.lanes.kv_bytes
-
-    def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
-        """Take over the KV that earlier rings left of these sequences, and free their other KV. See Lanes.inherit."""
-        try:
-            here = self._stage.lanes.inherit(self._leftover(), held)
-        except MLX_ERRORS as error:
-            if fault_of(error):
-                raise
-            log.warning("could not take over the KV of earlier rings: %s", error)
-            self._stage.leftover.clear()
-            self.reset()
-            return ()
-        self.kv_bytes = self._stage.lanes.kv_bytes
-        return here
-
-    def leave(self) -> None:
-        """Keep the KV for the next ring of these layers, unless the device has failed since this one began."""
-        leftover = self._leftover()
-        if self._device_faults.count == self._since:
-            self._stage.lanes.leave(leftover)
-            self.kv_bytes = 0
-        else:
-            self.reset()
-
-    def _leftover(self) -> LeftoverKv:
-        """What earlier rings left since the device failed last."""
-        leftover, count = self._stage.leftover, self._device_faults.count
-        if leftover.faults != count:
-            leftover.clear()
-            leftover.faults = count
-        return leftover
-
-    def block(self, number: SequenceId, index: int) -> Block | None:
-        """See Stage.block. None also after a failure of the device, as the KV may be wrong."""
-        return self._stage.block(number, index) if self._is_intact() else None
-
-    def state(self, number: SequenceId) -> Block | None:
-        """See Stage.state, and `block`."""
-        return self._stage.state(number) if self._is_intact() else None
-
-    def _is_intact(self) -> bool:
-        """Whether the KV is known to be right, so that it may outlive this process."""
-        mx.synchronize()
-        return self._device_faults.count == self._since
-
-    def restore(
-        self, prefix: SequenceId, blocks: Sequence[Block], state: Block | None, tokens: int
-    ) -> Generator[float, None, int | None]:
-        """See Stage.restore. Returns None if MLX fails."""
-        try:
-            whole = yield from self._stage.restore(prefix, blocks, state, tokens)
-        except (PippinError, *MLX_ERRORS) as error:
-            if fault_of(error):
-                raise
-            log.warning("could not take over KV from disks: %s", error)
-            return None
-        self.kv_bytes = self._stage.lanes.kv_bytes
-        return whole
-
-    def reset(self) -> None:
-        """Free all KV of this ring."""
-        self._stage.lanes.clear()
-        self.kv_bytes = 0
+            self.kv.apply(ops)
 
     @contextmanager
     def _step(self, lane: int | None = None) -> Iterator[None]:
         """Turns MLX's errors into StepFailed. On any error the lane is dropped, as its layers may differ."""
-        self._device_faults.check(self._since)
+        self.kv.check()
         try:
             yield
             if lane is not None:
@@ -174,9 +81,9 @@ class Runner:
 
     def _confirm(self) -> None:
         """Before results of a suspect device leave: wait until all its work has ended, so that its failure surfaces here."""
-        if self._device_faults.is_suspect:
+        if self._faults.is_suspect:
             mx.synchronize()
-            self._device_faults.good_step()
+            self._faults.good_step()
 
     # --- a step, at any stage ---
 
@@ -271,7 +178,7 @@ class Runner:
         frame tells; returns the frame for the next stage. `seen`: the pictures in the only row.
         """
         with self._step(frame.lane):
-            self._apply(frame.ops)
+            self.kv.apply(frame.ops)
             ids, splice = _spliced(tokens, seen)
             return self._sent(frame, self._begin(frame, ids, splice=splice))
 
@@ -308,11 +215,11 @@ class Runner:
                 begun = self._begin(after, token_array([following.next_guesses]))
                 return Verdict(results, right, self._sent(after, begun), following.next_guesses)
             if not following.chain or ends(results, draws):
-                self._apply((Back(lane, 1),) if begun else ())
+                self.kv.apply((Back(lane, 1),) if begun else ())
                 return Verdict(results, right)
             if len(guesses) > right:
                 after = replace(after, ops=(Back(lane, len(guesses) - right),))
-                self._apply(after.ops)
+                self.kv.apply(after.ops)
             last = drawn.tokens if drawn else token_array([[token_of(results[-1])]])
             begun = begun or self._begin(after, last)
             self._stage.lanes.lane(lane).undos.clear()  # all steps are needed
@@ -347,7 +254,7 @@ class Runner:
         assert frame.lane is not None
         until = time.monotonic() + MAX_JOB_S
         with self._step(frame.lane):
-            self._apply(frame.ops)
+            self.kv.apply(frame.ops)
             lanes = self._stage.lanes
             drawn = lanes.pop_ahead(frame.lane, tokens) or self._run_asked(frame, tokens, draws, chunks, told, seen)
             if isinstance(drawn, Verdict):
@@ -428,7 +335,7 @@ class Runner:
         the `last` one. A failed step passes as it is.
         """
         with self._step(frame.lane):
-            self._apply(frame.ops)
+            self.kv.apply(frame.ops)
             if frame.lane is None or frame.failure:
                 return frame
             tokens = unpack_tokens(frame.tokens, self.plan.vocabulary) if frame.tokens else None

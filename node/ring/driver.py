@@ -76,7 +76,7 @@ class Driver:
         self._held: tuple[Held, ...] = ()
         """KV of `_leftover` that this stage has. The other stages are asked for theirs before anything else is sent."""
         self._stored = stored
-        taking = Taking(stored, runner)
+        taking = Taking(stored, runner.kv)
         self._asking = Asking(
             taking, self._pipeline, self._admission, self._wake.set, self.end, has_one_stage=self._has_one_stage
         )
@@ -110,7 +110,7 @@ class Driver:
 
     @property
     def kv_bytes(self) -> int:
-        return self.runner.kv_bytes + self._guessing.kv_bytes
+        return self.runner.kv.nbytes + self._guessing.kv_bytes
 
     @property
     def lacks(self) -> str:
@@ -132,7 +132,7 @@ class Driver:
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[SequenceId, tuple[int, ...]]:
         """Give up, and `keep` the KV for the next ring of these stages, or free it. Returns its tokens."""
         self.give_up(reason)
-        await self._compute.run(self.runner.leave if keep else self.runner.reset)
+        await self._compute.run(self.runner.kv.leave if keep else self.runner.kv.free)
         await self._guessing.clear(self._compute)
         if self._running:
             self._running.cancel()
@@ -178,7 +178,7 @@ class Driver:
             if not self._ended:
                 # If this stage has nothing of what earlier rings left, what the others have is of no use.
                 left = tuple(Held(number, len(tokens)) for number, tokens in self._leftover.items())
-                self._held = await self._compute.run(self.runner.inherit, left)
+                self._held = await self._compute.run(self.runner.kv.inherit, left)
                 if not self._ended and (self._has_one_stage or not self._held):
                     self._begin_with(self._held)
             while not self._ended:
@@ -245,7 +245,7 @@ class Driver:
     def _keep(self, ops: Sequence[CacheOp]) -> None:
         """These operations have been applied here: begin to store what they keep."""
         if self._stored:
-            self._stored.keep(self.runner, self.ring.model, ops)
+            self._stored.keep(self.runner.kv, self.ring.model, ops)
 
     async def _run_whole(self, step: Step, frame: Frame, begun_at: float) -> None:
         """Run a step of a ring of one stage, and the lane's next ones until something else is to be done. Each lands while

@@ -37,7 +37,7 @@ from node.core.units import format_bytes
 from node.core.warning_codes import Code
 from node.engine.compute import Compute
 from node.engine.device import MIN_CHUNK
-from node.engine.runner import Runner
+from node.engine.ring_kv import RingKv
 from node.host.memory import shortage, stranded
 from node.placement.footprint import stage_bytes
 from node.ring import requests
@@ -275,13 +275,13 @@ class Rings:
     async def _leave_all(self, gone: Sequence[RingPart], succeeding: Container[Shape]) -> None:
         """End this node's parts in these rings. `succeeding`: shapes of the rings to come, which inherit KV."""
         others = (*gone, *self._parts.values())
-        left = [(part, runner) for part in gone if (runner := await self._leave(part, others))]
+        left = [(part, kv) for part in gone if (kv := await self._leave(part, others))]
         if self._stored:
-            await self._stored.flush([runner for part, runner in left if shape_of(part.ring) not in succeeding])
-            self._stored.forget([runner for _, runner in left])
+            await self._stored.flush([kv for part, kv in left if shape_of(part.ring) not in succeeding])
+            self._stored.forget([kv for _, kv in left])
 
-    async def _leave(self, part: RingPart, others: Iterable[RingPart]) -> Runner | None:
-        """End this node's part in a ring. No reference to its role or runner may stay, as these hold the weights."""
+    async def _leave(self, part: RingPart, others: Iterable[RingPart]) -> RingKv | None:
+        """End this node's part in a ring. No reference to its role or KV may stay, as these hold the weights."""
         role, part.role = part.role, None
         if role is None:
             return None
@@ -291,7 +291,7 @@ class Rings:
         left = await role.close(replaced(part.ring.id), keep=keep)
         if keep and (loaded := self._shards.get(part.shard)):
             loaded.leftover_tokens, loaded.shape = left, shape_of(part.ring)
-        return role.runner
+        return role.runner.kv
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ class Rings:
     def _computes(self) -> bool:
         """Whether sessions have KV in a ring of this node: a measurement would hold up their steps. In any thread."""
         roles = (part.role for part in list(self._parts.values()))
-        return any(role.runner.has_sessions for role in roles if role)
+        return any(role.runner.kv.has_sessions for role in roles if role)
 
     def _waiting(self, shard: Shard) -> list[RingPart]:
         """The parts that wait for this shard to be loaded, as their stage or as their draft model."""

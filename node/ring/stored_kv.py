@@ -19,7 +19,7 @@ from node.core.pool import Pool
 from node.core.signal import Signal
 from node.engine.compute import Compute
 from node.engine.kv_blocks import Block
-from node.engine.runner import Runner
+from node.engine.ring_kv import RingKv
 from node.kv.blocks import BLOCK, names_of, state_name
 from node.kv.copies import KvCopies
 from node.kv.exchange import KvExchange, Sources, sources
@@ -40,7 +40,7 @@ FLUSH_S = 5.0
 class _Unstored:
     """A sequence of which something is yet to be stored."""
 
-    runner: Runner
+    ring_kv: RingKv
     model: str
     op: Store
 
@@ -108,29 +108,31 @@ class StoredKv:
 
     # --- to the disk --------------------------------------------------------------------------------------------------
 
-    def keep(self, runner: Runner, model: str, ops: Iterable[CacheOp]) -> None:
+    def keep(self, ring_kv: RingKv, model: str, ops: Iterable[CacheOp]) -> None:
         """Begin to store what these operations name; the job of their frame must be queued already."""
         for op in ops:
-            if isinstance(op, Store) and runner.blocks_of and self.exchange.store.may_write:
+            if isinstance(op, Store) and ring_kv.blocks_of and self.exchange.store.may_write:
                 # What is being stored is found on the disk when its turn comes again.
-                waiting = [each for each in self._unstored[1:] if (each.runner, each.op.number) == (runner, op.number)]
+                waiting = [
+                    each for each in self._unstored[1:] if (each.ring_kv, each.op.number) == (ring_kv, op.number)
+                ]
                 for each in waiting:
                     self._unstored.remove(each)
                 if len(self._unstored) < _MAX_WAITING:
-                    self._unstored.append(_Unstored(runner, model, op))
+                    self._unstored.append(_Unstored(ring_kv, model, op))
         if self._unstored and (self._storing is None or self._storing.done()):
             self._storing = asyncio.create_task(self._store_all(), name="KV to disk")
 
-    async def flush(self, runners: Collection[Runner] | None = None) -> None:
+    async def flush(self, rings: Collection[RingKv] | None = None) -> None:
         """Wait until what is to be stored of these rings, or of all, is on the disk, but not for long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                while any(runners is None or each.runner in runners for each in self._unstored):
+                while any(rings is None or each.ring_kv in rings for each in self._unstored):
                     await self._stored.wait()
 
-    def forget(self, runners: Collection[Runner]) -> None:
+    def forget(self, rings: Collection[RingKv]) -> None:
         """Store no more of these rings, which have ended: their weights are to be free."""
-        self._unstored = [each for each in self._unstored if each.runner not in runners]
+        self._unstored = [each for each in self._unstored if each.ring_kv not in rings]
 
     async def device_failed(self) -> None:
         """The device of this node has failed: what it computed may be wrong."""
@@ -156,27 +158,27 @@ class StoredKv:
 
     def _copy(self, sequence: _Unstored) -> None:
         """Have what is stored copied."""
-        runner, chain = sequence.runner, _chain(_items(sequence.runner, sequence.op))
+        ring_kv, chain = sequence.ring_kv, _chain(_items(sequence.ring_kv, sequence.op))
         if chain:
-            self.copies.add(sequence.op.number, sequence.model, chain, runner.blocks_of, runner.block_bytes)
+            self.copies.add(sequence.op.number, sequence.model, chain, ring_kv.blocks_of, ring_kv.block_bytes)
 
     async def _store(self, sequence: _Unstored) -> None:
-        runner, op = sequence.runner, sequence.op
-        store, caches, names = self.exchange.store, runner.blocks_of, list(_items(runner, op))
-        room, most = store.budget, max(1, _COPIED // runner.block_bytes)
+        ring_kv, op = sequence.ring_kv, sequence.op
+        store, caches, names = self.exchange.store, ring_kv.blocks_of, list(_items(ring_kv, op))
+        room, most = store.budget, max(1, _COPIED // ring_kv.block_bytes)
         copied: dict[str, Block | None] = {}
 
         def is_lacking(name: str) -> bool:
             return len(store.held(name, caches)) < len(caches)
 
         def copy(name: str) -> Awaitable[Block | None]:
-            index = _items(runner, op)[name]
+            index = _items(ring_kv, op)[name]
             if index is None:
-                return self.compute.run(runner.state, op.number)
-            return self.compute.run(runner.block, op.number, index)
+                return self.compute.run(ring_kv.state, op.number)
+            return self.compute.run(ring_kv.block, op.number, index)
 
         await self.pool.run(store.used, names)  # else new ones might drive out the first
-        if op.state and runner.state_caches and is_lacking(names[-1]):  # at once, as only so many are kept in memory
+        if op.state and ring_kv.state_caches and is_lacking(names[-1]):  # at once, as only so many are kept in memory
             copied[names[-1]] = await copy(names[-1])
         for index, name in enumerate(names):
             if sequence not in self._unstored:
@@ -200,14 +202,14 @@ class StoredKv:
 
     # --- from disks ---------------------------------------------------------------------------------------------------
 
-    async def restore(self, runner: Runner, part: Restoration) -> int:
+    async def restore(self, ring_kv: RingKv, part: Restoration) -> int:
         """Make a prefix of what this node and the others have on their disks for this stage. Returns its tokens; 0 if there is none."""
         begun, asked = now(), part.asked
         while part.reach >= asked.least:
-            found = await self._gather(runner, part)
+            found = await self._gather(ring_kv, part)
             if found is None or found.tokens < asked.least:
                 return 0
-            pieces = runner.restore(asked.number, found.blocks, found.state, found.tokens)
+            pieces = ring_kv.restore(asked.number, found.blocks, found.state, found.tokens)
             whole = await self.compute.run_pieces(pieces)
             if whole is None:
                 return 0
@@ -223,7 +225,7 @@ class StoredKv:
             return tokens
         return 0
 
-    async def _gather(self, runner: Runner, part: Restoration) -> _Found | None:
+    async def _gather(self, ring_kv: RingKv, part: Restoration) -> _Found | None:
         """The first tokens of a sequence, as many as are in reach of all stages and can be read in time."""
         if self.pool.oldest_s() > HANGS_S:
             return None
@@ -231,14 +233,14 @@ class StoredKv:
         with suppress(TimeoutError):
             async with asyncio.timeout(part.asked.seconds):
                 names = names_of(part.asked.chain)[: part.reach // BLOCK]
-                choose = self._choose_blocks if runner.plan.trimmable else self._choose_state
-                found, asking = await choose(runner, names)
+                choose = self._choose_blocks if ring_kv.trimmable else self._choose_state
+                found, asking = await choose(ring_kv, names)
                 part.reach = min(part.reach, found.tokens)
                 if part.reach < part.asked.least:
                     return None
                 await asyncio.gather(
                     self._read(found, part),
-                    *(self._fetch(found, runner, part, source, wanted) for source, wanted in asking.items()),
+                    *(self._fetch(found, ring_kv, part, source, wanted) for source, wanted in asking.items()),
                 )
         if found is None:
             return None
@@ -252,18 +254,18 @@ class StoredKv:
             return None
         return found
 
-    async def _choose_blocks(self, runner: Runner, names: list[str]) -> tuple[_Found, Sources]:
+    async def _choose_blocks(self, ring_kv: RingKv, names: list[str]) -> tuple[_Found, Sources]:
         """All blocks that are in reach."""
-        count, asking = await self._sources(names, [runner.cut_caches] * len(names))
-        return _Found(names[:count], [runner.cut_caches] * count, count, count * BLOCK, is_state=False), asking
+        count, asking = await self._sources(names, [ring_kv.cut_caches] * len(names))
+        return _Found(names[:count], [ring_kv.cut_caches] * count, count, count * BLOCK, is_state=False), asking
 
-    async def _choose_state(self, runner: Runner, names: list[str]) -> tuple[_Found, Sources]:
+    async def _choose_state(self, ring_kv: RingKv, names: list[str]) -> tuple[_Found, Sources]:
         """The last state that is in reach, with all blocks before it."""
-        states, needed, store = list(map(state_name, names)), runner.state_caches, self.exchange.store
+        states, needed, store = list(map(state_name, names)), ring_kv.state_caches, self.exchange.store
         lacking = [needed - store.held(name, needed) for name in states]
         for k in reversed(await self.exchange.completable(_chain(states), lacking)):
-            blocks, state = names[: k + 1] if runner.cut_caches else [], [states[k]] if needed else []
-            wanted = [runner.cut_caches] * len(blocks) + [needed] * len(state)
+            blocks, state = names[: k + 1] if ring_kv.cut_caches else [], [states[k]] if needed else []
+            wanted = [ring_kv.cut_caches] * len(blocks) + [needed] * len(state)
             found = _Found([*blocks, *state], wanted, len(blocks), (k + 1) * BLOCK, is_state=True)
             count, asking = await self._sources(found.names, found.wanted)
             if count == len(found.names):
@@ -293,10 +295,10 @@ class StoredKv:
                     found.kv[k].update(await self.pool.run(self.exchange.store.read, name, caches))
 
     async def _fetch(
-        self, found: _Found, runner: Runner, part: Restoration, source: tuple[Address, range], wanted: Sequence[int]
+        self, found: _Found, ring_kv: RingKv, part: Restoration, source: tuple[Address, range], wanted: Sequence[int]
     ) -> None:
         peer, caches = source
-        chain, most = _chain([found.names[k] for k in wanted]), max(runner.block_bytes, runner.state_bytes)
+        chain, most = _chain([found.names[k] for k in wanted]), max(ring_kv.block_bytes, ring_kv.state_bytes)
         async with aclosing(self.exchange.fetch(peer, chain, caches, most)) as fetched:
             for k in wanted:
                 if found.needs(k) > part.reach or (kv := await anext(fetched, None)) is None:
@@ -304,11 +306,11 @@ class StoredKv:
                 found.kv[k].update(kv)
 
 
-def _items(runner: Runner, op: Store) -> dict[str, int | None]:
+def _items(ring_kv: RingKv, op: Store) -> dict[str, int | None]:
     """What this stage keeps of a sequence: the names of its blocks, each with its index, and then that of the state."""
     names = names_of(op.chain)
-    blocks: dict[str, int | None] = {name: k for k, name in enumerate(names)} if runner.cut_caches else {}
-    return blocks | ({state_name(names[-1]): None} if op.state and runner.state_caches else {})
+    blocks: dict[str, int | None] = {name: k for k, name in enumerate(names)} if ring_kv.cut_caches else {}
+    return blocks | ({state_name(names[-1]): None} if op.state and ring_kv.state_caches else {})
 
 
 def _chain(names: Iterable[str]) -> bytes:

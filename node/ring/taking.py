@@ -11,29 +11,29 @@ from dataclasses import replace
 
 from node.core.errors import PippinError
 from node.core.frames import CacheOp, Forget, Restore, SequenceId, Take
-from node.engine.runner import Runner
+from node.engine.ring_kv import RingKv
 from node.ring.stored_kv import Restoration, StoredKv
 
 log = logging.getLogger(__name__)
 
 
 class Taking:
-    def __init__(self, stored: StoredKv | None, runner: Runner) -> None:
+    def __init__(self, stored: StoredKv | None, kv: RingKv) -> None:
         """`stored`: None if no KV is kept on the disk."""
         self._stored = stored
-        self._runner = runner
+        self._kv = kv
         self._parts: dict[SequenceId, Restoration] = {}
 
     def told(self, asked: Restore) -> Restore:
         """What the stages so far, and this one, have of what is asked for. The first time, this one begins to look for it."""
         part = self._parts.get(asked.number)
-        if part is None and asked.chain and asked.tokens and self._stored and self._runner.blocks_of:
+        if part is None and asked.chain and asked.tokens and self._stored and self._kv.blocks_of:
             part = self._parts[asked.number] = Restoration(asked, asked.tokens)
             part.task = asyncio.create_task(self._take(self._stored, part), name=f"KV of {asked.number}")
         if part is None:
             return replace(asked, tokens=0)
         part.reach = min(part.reach, asked.tokens)
-        if self._stored and part.is_over and asked.least <= part.reach < part.taken and not self._runner.plan.trimmable:
+        if self._stored and part.is_over and asked.least <= part.reach < part.taken and not self._kv.trimmable:
             part.task = asyncio.create_task(self._take(self._stored, part), name=f"less KV of {asked.number}")
         here = part.taken if part.is_over else part.reach
         longest, is_pending = max(asked.longest, here), asked.pending or not part.is_over
@@ -59,6 +59,6 @@ class Taking:
 
     async def _take(self, stored: StoredKv, part: Restoration) -> None:
         try:
-            part.taken = await stored.restore(self._runner, part)
+            part.taken = await stored.restore(self._kv, part)
         except PippinError as error:
             log.warning("no KV is taken from disks: %s", error)

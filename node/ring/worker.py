@@ -41,7 +41,7 @@ class Worker:
         self.ring = ring
         self._is_last = is_last
         self._stored = stored
-        self._taking = Taking(stored, runner)
+        self._taking = Taking(stored, runner.kv)
         self._compute = compute
         self.runner = runner
         self._open_link = open_link
@@ -58,7 +58,7 @@ class Worker:
 
     @property
     def kv_bytes(self) -> int:
-        return self.runner.kv_bytes
+        return self.runner.kv.nbytes
 
     async def serve_link(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
         """Serve the link from the stage before until the link or the ring ends."""
@@ -71,7 +71,7 @@ class Worker:
         self._upstream = asyncio.current_task()
         sending = asyncio.create_task(self._send_relayed(), name=f"frames of {self.ring.id}")
         try:
-            held = await self._compute.run(self.runner.inherit, first.held)  # the frame goes on with what is here
+            held = await self._compute.run(self.runner.kv.inherit, first.held)  # the frame goes on with what is here
             self._link = self._open_link(self.end)
             await self._queue(replace(first, held=held))
             async for frame in frames:
@@ -105,7 +105,7 @@ class Worker:
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
         """Give up, and `keep` the KV for the next ring of these stages, or free it. Only a driver returns tokens."""
         self.give_up(reason)
-        await self._compute.run(self.runner.leave if keep else self.runner.reset)
+        await self._compute.run(self.runner.kv.leave if keep else self.runner.kv.free)
         return {}
 
     def end(self, reason: PippinError) -> None:
@@ -126,7 +126,7 @@ class Worker:
         job = self._compute.queue(self.runner.relay, frame, last=self._is_last)
         self._relayed.put_nowait((frame, job))
         if self._stored:
-            self._stored.keep(self.runner, self.ring.model, frame.ops)
+            self._stored.keep(self.runner.kv, self.ring.model, frame.ops)
 
     async def _send_relayed(self) -> None:
         """Send the frames on, in the order in which they came."""

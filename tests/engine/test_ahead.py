@@ -167,10 +167,10 @@ def test_the_kv_that_a_session_leaves_is_what_the_driver_knows() -> None:
         driven.ops = [Merge(LANE, 2)]
         driven.step()
         driven.step()
-        driven.runner.leave()
+        driven.runner.kv.leave()
         successor = Driven(driven.stage, ahead=False)
         asked = [Held(50, 1000), Held(2, 1000)]
-        assert successor.runner.inherit(asked) == (Held(50, known), Held(2, known + 3))
+        assert successor.runner.kv.inherit(asked) == (Held(50, known), Held(2, known + 3))
         driven.rows += [successor.prompt([8], GREEDY, 3, Reuse(3, number, known)) for number in (50, 2)]
     assert [row.sampled for row in one.rows] == [row.sampled for row in other.rows]
 
@@ -285,7 +285,7 @@ def test_steps_end_when_something_else_is_to_be_done() -> None:
 
 
 @pytest.mark.parametrize(
-    "free", [lambda driven: driven.runner.apply([Drop(LANE)]), lambda driven: driven.runner.reset()]
+    "free", [lambda driven: driven.runner.apply([Drop(LANE)]), lambda driven: driven.runner.kv.free()]
 )
 def test_a_lane_that_is_dropped_is_free_at_once(free: Callable[[Driven], None]) -> None:
     """Also if its next step has begun: its KV may be gigabytes, for which the garbage collector is too late."""

@@ -128,10 +128,10 @@ async def test_kv_of_a_lane_whose_failure_surfaced_in_another_is_never_used(
     assert (compute.faults.count, compute.faults.lost) == (1, None), "what is refused for it is no further failure"
 
     for ring in (runner, other):
-        await compute.run(ring.leave)
+        await compute.run(ring.kv.leave)
     successor = Runner(stage.sibling(), directory, compute.faults)
-    assert await compute.run(successor.inherit, [Held(1, 5), Held(2, 4)]) == ()
-    assert stage.leftover.nbytes == successor.kv_bytes == 0
+    assert await compute.run(successor.kv.inherit, [Held(1, 5), Held(2, 4)]) == ()
+    assert stage.leftover.nbytes == successor.kv.nbytes == 0
     assert await compute.run(step, successor, 3, PROMPT, opens=True) == first
     assert await compute.run(step, successor, 3, [first]) == second
 
@@ -141,17 +141,17 @@ async def test_kv_that_was_left_before_the_failure_is_void(compute: Compute) -> 
     stage: Stage = await compute.run(load, directory, 0, 4)
     runner = Runner(stage.sibling(), directory, compute.faults)
     await compute.run(step, runner, 1, PROMPT, opens=True)
-    await compute.run(runner.leave)
+    await compute.run(runner.kv.leave)
     assert stage.leftover.nbytes
     with pytest.raises(DeviceFailed):
         await compute.run(raising(RuntimeError(HANG)))
     successor = Runner(stage.sibling(), directory, compute.faults)
-    assert await compute.run(successor.inherit, [Held(1, 4)]) == ()
+    assert await compute.run(successor.kv.inherit, [Held(1, 4)]) == ()
     assert stage.leftover.nbytes == 0
     await compute.run(step, successor, 2, PROMPT, opens=True)
-    await compute.run(successor.leave)
+    await compute.run(successor.kv.leave)
     third = Runner(stage.sibling(), directory, compute.faults)
-    assert await compute.run(third.inherit, [Held(2, 4)]) == (Held(2, 4),), "what is newer than the failure is kept"
+    assert await compute.run(third.kv.inherit, [Held(2, 4)]) == (Held(2, 4),), "what is newer than the failure is kept"
 
 
 def raising(error: Exception) -> Any:
@@ -302,8 +302,8 @@ async def test_no_kv_is_kept_on_disk_before_it_is_known_to_be_right(
     device.is_lost = True
     await compute.run(step, runner, 1, [7])
     with pytest.raises(DeviceFailed):
-        await compute.run(runner.block, 1, 0)
-    assert await compute.run(runner.block, 1, 0) is None
+        await compute.run(runner.kv.block, 1, 0)
+    assert await compute.run(runner.kv.block, 1, 0) is None
 
 
 async def test_steps_ahead_of_a_suspect_device_are_the_same(compute: Compute) -> None:

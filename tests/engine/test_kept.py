@@ -142,11 +142,11 @@ def test_a_step_that_fails_costs_its_own_lane_only(monkeypatch: pytest.MonkeyPat
         broken.setattr(stage, "_body", fail)
         with pytest.raises(StepFailed, match="out of memory"):
             list(runner.run(Frame("r", Fence(1, 1), 1, lane=1), [[8]]))
-    runner.leave()
-    assert runner.kv_bytes == 0
+    runner.kv.leave()
+    assert runner.kv.nbytes == 0
     successor = Runner(stage.sibling(), directory, Faults())
-    assert successor.inherit([Held(1, 3), Held(2, 3)]) == (Held(2, 3),)
-    assert successor.kv_bytes > 0
+    assert successor.kv.inherit([Held(1, 3), Held(2, 3)]) == (Held(2, 3),)
+    assert successor.kv.nbytes > 0
     assert stage.leftover.nbytes == 0
 
 
@@ -160,6 +160,6 @@ def test_kv_that_cannot_be_kept_is_let_go(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(stage.lanes, "_split", fail)
-    runner.leave()
-    assert runner.inherit([Held(1, 3)]) == ()
-    assert runner.kv_bytes == stage.lanes.kv_bytes == stage.leftover.nbytes == 0
+    runner.kv.leave()
+    assert runner.kv.inherit([Held(1, 3)]) == ()
+    assert runner.kv.nbytes == stage.lanes.kv_bytes == stage.leftover.nbytes == 0

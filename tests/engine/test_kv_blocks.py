@@ -13,7 +13,7 @@ from node.core.models import ModelVersion
 from node.engine.architectures import OF_MLX_VLM, module_of
 from node.engine.faults import Faults
 from node.engine.kv_blocks import Block
-from node.engine.runner import Runner
+from node.engine.ring_kv import RingKv
 from node.engine.stage import Stage
 from node.kv.blocks import BLOCK, chain_of, names_of, state_name
 from node.kv.store import KvStore
@@ -179,12 +179,12 @@ WRONG: dict[str, Callable[[Block], Block]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_block_that_this_stage_could_not_have_made_ends_a_prefix(wrong: str) -> None:
     stage = Stages(shared_model(CONFIGURATIONS["llama"])).ring(0, 4).stages[0].sibling()
-    runner = Runner(stage, Path(), Faults())
+    ring_kv = RingKv(stage, Faults())
     tensor = Tensor("float32", (1, 2, BLOCK, 16), bytes(BLOCK * 128))
     good = {k: {"0.keys": tensor, "0.values": tensor} for k in range(4)}
-    assert at_a_stretch(runner.restore(7, [WRONG[wrong](good)], None, BLOCK)) == 0
+    assert at_a_stretch(ring_kv.restore(7, [WRONG[wrong](good)], None, BLOCK)) == 0
     assert stage.lanes.find(7, stage.leftover) is None
-    assert at_a_stretch(runner.restore(7, [dict(good), WRONG[wrong](good), good], None, 3 * BLOCK)) == 1
+    assert at_a_stretch(ring_kv.restore(7, [dict(good), WRONG[wrong](good), good], None, 3 * BLOCK)) == 1
     found = stage.lanes.find(7, stage.leftover)
     assert found
     kept, _ = found

@@ -21,7 +21,7 @@ def test_whatever_a_model_raises_is_a_failed_step(error: Exception) -> None:
         raise error
 
     dropped = []
-    plan, lanes = SimpleNamespace(vocabulary=5, kv=()), SimpleNamespace(apply=dropped.append)
+    plan, lanes = SimpleNamespace(vocabulary=5, kv=(), trimmable=True), SimpleNamespace(apply=dropped.append)
     stage: Any = SimpleNamespace(
         plan=plan, run=run, lanes=lanes, start=0, end=1, blocks_of=(), cut_caches=(), state_caches=()
     )

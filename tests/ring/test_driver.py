@@ -62,6 +62,18 @@ class FakeCompute:
     waiting = False
 
 
+class FakeKv:
+    nbytes = 0
+    blocks_of = range(0)
+    trimmable = True
+
+    def inherit(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
+        return held
+
+    def leave(self) -> None:
+        pass
+
+
 class FakeRunner:
     """Each token counts the sampled ones before it. The token BAD fails its step, the token NAN only its row. At the token
     BROKEN the device fails.
@@ -70,6 +82,7 @@ class FakeRunner:
     plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, steps_back=True, chunked=False, vocabulary=5000)
 
     def __init__(self) -> None:
+        self.kv = FakeKv()
         self.computed = 0
         """Tokens."""
 
@@ -95,12 +108,6 @@ class FakeRunner:
         yield Verdict([failed if NAN in row else Sampled(100 + draw.position) for row, draw in rows])
 
     def apply(self, ops: Sequence[CacheOp]) -> None:
-        pass
-
-    def inherit(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
-        return held
-
-    def leave(self) -> None:
         pass
 
 

@@ -28,6 +28,7 @@ class Untouched:
     """In place of the compute thread and the runner, which a refused frame must not reach."""
 
     plan = SimpleNamespace(batchable=True, trimmable=True, pads=True, steps_back=True, chunked=False)
+    kv = None
 
     async def run(self, *_args: object, **_more: object) -> None:
         raise AssertionError("a stale frame was computed")

@@ -78,12 +78,11 @@ class FakeStage:
         pass
 
 
-class FakeRunner:
-    has_sessions = has_mutual_pictures = False
-    plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, steps_back=True, chunked=False, vocabulary=10)
-    kv_bytes = 0
+class FakeKv:
+    has_sessions = False
+    nbytes = 0
 
-    def __init__(self, stage: FakeStage, _directory: Path, _faults: Faults) -> None:
+    def __init__(self, stage: FakeStage) -> None:
         self._stage = stage
         self._own = 0
 
@@ -91,14 +90,22 @@ class FakeRunner:
         self._own, self._stage.leftover.nbytes = self._stage.leftover.nbytes or KV, 0
         return held
 
-    def run(self, *_: Any, **__: Any) -> None:
-        """A step that comes to no end: see FakeCompute.iterate."""
-
     def leave(self) -> None:
         self._stage.leftover.nbytes += self._own
 
-    def reset(self) -> None:
+    def free(self) -> None:
         self._own = 0
+
+
+class FakeRunner:
+    has_mutual_pictures = False
+    plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, steps_back=True, chunked=False, vocabulary=10)
+
+    def __init__(self, stage: FakeStage, _directory: Path, _faults: Faults) -> None:
+        self.kv = FakeKv(stage)
+
+    def run(self, *_: Any, **__: Any) -> None:
+        """A step that comes to no end: see FakeCompute.iterate."""
 
 
 class FakeCompute(Compute):
@@ -681,7 +688,7 @@ async def test_kv_is_kept_for_a_ring_of_the_same_stages(world: World) -> None:
 )
 async def test_no_kv_is_kept_for_a_ring_with_a_smaller_budget(world: World, other: Ring) -> None:
     await begun(world, ring("one", SECOND))
-    world.rings._parts["one"].role.runner.inherit(())  # its first frame
+    world.rings._parts["one"].role.runner.kv.inherit(())  # its first frame
     world.place()
     await world.until()
     assert world.rings.kv_bytes() == KV
@@ -692,7 +699,7 @@ async def test_no_kv_is_kept_for_a_ring_with_a_smaller_budget(world: World, othe
 
 async def test_no_kv_is_kept_beside_a_ring_of_the_same_layers(world: World) -> None:
     await begun(world, ring("one", SECOND), ring("two", SECOND))
-    world.rings._parts["one"].role.runner.inherit(())
+    world.rings._parts["one"].role.runner.kv.inherit(())
     world.place(ring("two", SECOND))
     await world.ready("two")
     assert world.rings.kv_bytes() == 0
@@ -701,7 +708,7 @@ async def test_no_kv_is_kept_beside_a_ring_of_the_same_layers(world: World) -> N
 async def test_kept_kv_is_freed_before_weights_are_unloaded(world: World) -> None:
     """There is room for the idle weights and the other model, but not for the kept KV, too."""
     await begun(world, ring("one", SECOND))
-    world.rings._parts["one"].role.runner.inherit(())
+    world.rings._parts["one"].role.runner.kv.inherit(())
     await begun(world, ring("two", FIRST, model="other"))
     assert world.rings.idle() == (Shard(ModelVersion("m"), 2, 4),)
     assert world.rings.kv_bytes() == 0
@@ -735,7 +742,7 @@ async def test_layers_are_not_measured_while_sessions_would_wait_for_it(
 ) -> None:
     """It is put off as long as they are served, but for MOST_BUSY times."""
     monkeypatch.setattr(lifecycle, "MEASURE_S", 0.0)
-    monkeypatch.setattr(FakeRunner, "has_sessions", True)
+    monkeypatch.setattr(FakeKv, "has_sessions", True)
     world.go_on.set()
     world.rates = [3e9, 50e9, 50e9]
     world.place(ring("one", FIRST))

@@ -37,7 +37,7 @@ class Stored:
         self.tokens = tokens
         self.asked: list[Restore] = []
 
-    async def restore(self, _runner: Any, part: Restoration) -> int:
+    async def restore(self, _kv: Any, part: Restoration) -> int:
         self.asked.append(part.asked)
         return min(part.reach, self.tokens)
 
@@ -52,7 +52,7 @@ async def answered(here: int, there: int | None) -> tuple[list[TokenEvent], list
     ring, next_hop, stored = replace(RING, stages=(StageSpec("a", 0, 2), StageSpec("b", 2, 4))), NextHop(), Stored(here)
     ops: list[CacheOp] = []
     runner: Any = FirstRunner()
-    runner.blocks_of = range(2)
+    runner.kv.blocks_of = range(2)
     fakes: tuple[Any, Any, Any, Any] = FakeCompute(), runner, next_hop.open, stored
     scheduler = Scheduler(LIMITS, runner.plan, count(1 << 16), 2)
     driver = Driver(ring, scheduler, *fakes[:3], on_ended, leftover={}, stored=fakes[3])

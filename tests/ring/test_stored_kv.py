@@ -26,7 +26,7 @@ class Compute:
         return function(*args)
 
 
-class Runner:
+class FakeKv:
     blocks_of = range(1)
     cut_caches, state_caches = frozenset({0}), frozenset[int]()
     block_bytes = 1 << 30
@@ -46,16 +46,16 @@ def made(store: KvStore) -> StoredKv:
     return StoredKv(exchange, Compute(), pool, KvCopies(exchange, lambda _: None))  # type: ignore[arg-type]
 
 
-def begin(stored: StoredKv, runner: Any, chain: bytes) -> None:
-    stored.keep(runner, "m", [Store(1, chain)])
+def begin(stored: StoredKv, ring_kv: Any, chain: bytes) -> None:
+    stored.keep(ring_kv, "m", [Store(1, chain)])
 
 
-async def keep(store: KvStore, runner: Any, chain: bytes) -> None:
-    begin(stored := made(store), runner, chain)
-    await stored.flush([runner])
+async def keep(store: KvStore, ring_kv: Any, chain: bytes) -> None:
+    begin(stored := made(store), ring_kv, chain)
+    await stored.flush([ring_kv])
 
 
-class SlowRunner(Runner):
+class SlowKv(FakeKv):
     """Its first block is cut when `go_on` is set."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Thread(Compute):
 
 
 async def test_a_ring_waits_for_its_own_kv_only_and_a_forgotten_one_is_stored_no_further(tmp_path: Path) -> None:
-    store, slow, other = KvStore(tmp_path / "kv", 9 * SIZE), SlowRunner(), Runner()
+    store, slow, other = KvStore(tmp_path / "kv", 9 * SIZE), SlowKv(), FakeKv()
     store.open()
     stored = made(store)
     stored.compute = Thread()  # type: ignore[assignment]
@@ -91,18 +91,18 @@ async def test_a_ring_waits_for_its_own_kv_only_and_a_forgotten_one_is_stored_no
 
 
 async def test_of_a_sequence_larger_than_the_budget_the_first_blocks_are_stored_once(tmp_path: Path) -> None:
-    store, runner = KvStore(tmp_path / "kv", 3 * SIZE + SIZE // 2), Runner()
+    store, ring_kv = KvStore(tmp_path / "kv", 3 * SIZE + SIZE // 2), FakeKv()
     store.open()
     for _ in range(2):
-        await keep(store, runner, CHAIN)
+        await keep(store, ring_kv, CHAIN)
         assert [bool(store.parts(name)) for name in NAMES] == [True] * 3 + [False] * 3
-    assert runner.cut == [0, 1, 2]
+    assert ring_kv.cut == [0, 1, 2]
 
 
 async def test_small_blocks_are_copied_together_if_they_are_not_on_the_disk(tmp_path: Path) -> None:
     """The compute thread is busy with chunks of prompts, in each of which several blocks are made."""
-    store, runner = KvStore(tmp_path / "kv", 9 * SIZE), Runner()
-    runner.block_bytes = 45 << 20
+    store, ring_kv = KvStore(tmp_path / "kv", 9 * SIZE), FakeKv()
+    ring_kv.block_bytes = 45 << 20
     store.open()
     store.write("m", NAMES[1], kv(0, 1))
     found: list[list[str]] = []
@@ -112,20 +112,20 @@ async def test_small_blocks_are_copied_together_if_they_are_not_on_the_disk(tmp_
             found.append([name for name in NAMES if store.parts(name)])
             return await super().run(function, *args)
 
-    begin(stored := made(store), runner, CHAIN)
+    begin(stored := made(store), ring_kv, CHAIN)
     stored.compute = Watched()  # type: ignore[assignment]
-    await stored.flush([runner])  # type: ignore[list-item]
-    assert runner.cut == [0, 2, 3, 4, 5]
+    await stored.flush([ring_kv])  # type: ignore[list-item]
+    assert ring_kv.cut == [0, 2, 3, 4, 5]
     assert all(store.parts(name) for name in NAMES)
     assert [len(names) for names in found] == [1, 1, 3, 3, 5]
 
 
 async def test_the_rest_of_a_sequence_does_not_drive_out_its_beginning(tmp_path: Path) -> None:
-    store, runner = KvStore(tmp_path / "kv", 3 * SIZE + SIZE // 2), Runner()
+    store, ring_kv = KvStore(tmp_path / "kv", 3 * SIZE + SIZE // 2), FakeKv()
     store.open()
     store.write("m", NAMES[0], kv(0, 1))
     for other in ("e" * 32, "f" * 32):
         store.write("m", other, kv(0, 1))
-    await keep(store, runner, CHAIN[: 2 * 16])
+    await keep(store, ring_kv, CHAIN[: 2 * 16])
     assert [bool(store.parts(name)) for name in NAMES[:2]] == [True, True]
-    assert runner.cut == [1]
+    assert ring_kv.cut == [1]

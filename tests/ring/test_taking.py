@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +21,8 @@ from node.kv.store import KvStore
 from node.ring.stored_kv import StoredKv
 from node.ring.taking import Taking
 from node.ring.worker import Worker
-from tests.ring.test_worker import RING, Compute, Ended, NextHop, frame
-from tests.ring.test_worker import Runner as Relaying
+from tests.ring.test_worker import RING, Compute, Ended, NextHop, Runner, frame
+from tests.ring.test_worker import Kv as Inherited
 
 COUNT = 4
 CHAIN = chain_of(ModelVersion("m"), range(COUNT * BLOCK))
@@ -42,12 +41,12 @@ class Pieces(Compute):
                 return end.value
 
 
-class Runner(Relaying):
+class Kv(Inherited):
     """Of a stage of two caches."""
 
     blocks_of = range(2)
     block_bytes = state_bytes = 1 << 20
-    plan = SimpleNamespace(trimmable=True)
+    trimmable = True
     cut_caches, state_caches = frozenset(blocks_of), frozenset[int]()
 
     def __init__(self) -> None:
@@ -61,10 +60,10 @@ class Runner(Relaying):
         return len(blocks) + (state is not None)
 
 
-class Windowed(Runner):
+class Windowed(Kv):
     """Its second cache can't be cut."""
 
-    plan = SimpleNamespace(trimmable=False)
+    trimmable = False
     cut_caches, state_caches = frozenset({0}), frozenset({1})
 
 
@@ -75,7 +74,7 @@ def store(tmp_path: Path) -> KvStore:
     found.open()
     tensor = Tensor("float32", (1, 1, BLOCK, 1), bytes(4 * BLOCK))
     for name in names_of(CHAIN):
-        found.write("m", name, {cache: {"0.keys": tensor, "0.values": tensor} for cache in Runner.blocks_of})
+        found.write("m", name, {cache: {"0.keys": tensor, "0.values": tensor} for cache in Kv.blocks_of})
     return found
 
 
@@ -107,32 +106,32 @@ async def over(taking: Taking) -> Restore:
 
 
 async def test_a_stage_makes_a_prefix_of_what_all_have(stored: StoredKv) -> None:
-    runner: Any = Runner()
-    taking = Taking(stored, runner)
+    kv: Any = Kv()
+    taking = Taking(stored, kv)
     assert taking.told(ASKED).pending
     told = await over(taking)
     assert (told.tokens, told.longest) == (ASKED.tokens, ASKED.tokens)
-    assert runner.made == {7: COUNT}
+    assert kv.made == {7: COUNT}
 
 
 async def test_it_reads_no_more_than_another_stage_has(stored: StoredKv, hanging: threading.Event) -> None:
-    runner: Any = Runner()
-    taking = Taking(stored, runner)
+    kv: Any = Kv()
+    taking = Taking(stored, kv)
     taking.told(ASKED)
     assert taking.told(replace(AGAIN, tokens=2 * BLOCK, longest=9)).pending
     hanging.set()
     assert (await over(taking)).tokens == 2 * BLOCK
-    assert runner.made == {7: 2}
+    assert kv.made == {7: 2}
 
 
 @pytest.mark.parametrize("missing", [0, 2])
 async def test_blocks_behind_one_that_nobody_has_are_not_read(stored: StoredKv, missing: int) -> None:
     stored.exchange.store.discard(names_of(CHAIN)[missing], "it is to be missing")
-    runner: Any = Runner()
-    taking = Taking(stored, runner)
+    kv: Any = Kv()
+    taking = Taking(stored, kv)
     taking.told(ASKED)
     assert (await over(taking)).tokens == missing * BLOCK
-    assert runner.made == ({7: 2} if missing else {})
+    assert kv.made == ({7: 2} if missing else {})
 
 
 # --- states ---------------------------------------------------------------------------------------------------------
@@ -149,65 +148,65 @@ def states(stored: StoredKv) -> list[int]:
 
 
 async def test_the_last_state_is_taken_with_the_blocks_before_it(stored: StoredKv, states: list[int]) -> None:
-    runner: Any = Windowed()
-    taking = Taking(stored, runner)
+    kv: Any = Windowed()
+    taking = Taking(stored, kv)
     taking.told(ASKED)
     told = await over(taking)
-    assert (told.tokens, runner.made) == (states[-1] * BLOCK, {7: states[-1]})
+    assert (told.tokens, kv.made) == (states[-1] * BLOCK, {7: states[-1]})
 
 
 async def test_an_earlier_state_is_taken_where_another_stage_lacks_the_last_one(
     stored: StoredKv, states: list[int], hanging: threading.Event
 ) -> None:
-    runner: Any = Windowed()
-    taking = Taking(stored, runner)
+    kv: Any = Windowed()
+    taking = Taking(stored, kv)
     taking.told(ASKED)
     taking.told(replace(AGAIN, tokens=2 * BLOCK))
     hanging.set()
     assert (await over(taking)).tokens == states[0] * BLOCK
-    assert runner.made == {7: states[0]}
+    assert kv.made == {7: states[0]}
 
 
 async def test_also_if_that_is_heard_only_when_the_last_one_was_taken(stored: StoredKv, states: list[int]) -> None:
-    runner: Any = Windowed()
-    taking = Taking(stored, runner)
+    kv: Any = Windowed()
+    taking = Taking(stored, kv)
     taking.told(ASKED)
     assert (await over(taking)).tokens == states[-1] * BLOCK
     assert taking.told(replace(AGAIN, tokens=states[0] * BLOCK)).pending
     assert (await over(taking)).tokens == states[0] * BLOCK
-    assert runner.made == {7: states[0]}
+    assert kv.made == {7: states[0]}
 
 
 async def test_a_state_without_all_blocks_before_it_is_of_no_use(stored: StoredKv, states: list[int]) -> None:
     stored.exchange.store.discard(names_of(CHAIN)[states[0]], "it is to be missing")
-    runner: Any = Windowed()
-    taking = Taking(stored, runner)
+    kv: Any = Windowed()
+    taking = Taking(stored, kv)
     taking.told(ASKED)
     assert (await over(taking)).tokens == states[0] * BLOCK
 
 
 async def test_a_stage_without_windows_takes_what_the_others_have(stored: StoredKv, states: list[int]) -> None:
-    runner: Any = Windowed()
-    runner.cut_caches, runner.state_caches = frozenset({0, 1}), frozenset[int]()
-    taking = Taking(stored, runner)
+    kv: Any = Windowed()
+    kv.cut_caches, kv.state_caches = frozenset({0, 1}), frozenset[int]()
+    taking = Taking(stored, kv)
     taking.told(ASKED)
     taking.told(replace(AGAIN, tokens=states[0] * BLOCK))
     assert (await over(taking)).tokens == states[0] * BLOCK
-    assert runner.made == {7: states[0]}
+    assert kv.made == {7: states[0]}
 
 
 # --- disks that hang, or are none -----------------------------------------------------------------------------------
 
 
 async def test_a_stage_that_keeps_no_kv_says_so_at_once() -> None:
-    runner: Any = Runner()
-    told = Taking(None, runner).told(replace(ASKED, pending=True))
+    kv: Any = Kv()
+    told = Taking(None, kv).told(replace(ASKED, pending=True))
     assert (told.tokens, told.pending) == (0, True), "another stage still looks, in vain"
 
 
 async def test_a_disk_that_hangs_costs_the_time_that_was_given(stored: StoredKv, hanging: threading.Event) -> None:
-    runner: Any = Runner()
-    taking = Taking(stored, runner)
+    kv: Any = Kv()
+    taking = Taking(stored, kv)
     taking.told(replace(ASKED, seconds=0.01))
     assert not (await over(taking)).tokens
     assert not hanging.is_set()
@@ -217,23 +216,23 @@ async def test_nothing_is_read_from_a_disk_that_has_hung(
     stored: StoredKv, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node.ring.stored_kv.HANGS_S", 0.0)
-    runner: Any = Runner()
-    taking = Taking(stored, runner)
+    kv: Any = Kv()
+    taking = Taking(stored, kv)
     taking.told(ASKED)  # with a minute to read
     assert not (await over(taking)).tokens
     assert not hanging.is_set()
 
 
 async def test_a_prefix_that_is_freed_meanwhile_is_not_made(stored: StoredKv, hanging: threading.Event) -> None:
-    runner: Any = Runner()
-    taking = Taking(stored, runner)
+    kv: Any = Kv()
+    taking = Taking(stored, kv)
     taking.told(ASKED)
     (task,) = [each for each in asyncio.all_tasks() if each.get_name() == "KV of 7"]
     taking.forget([Forget(7)])
     hanging.set()
     await asyncio.wait([task])
     assert task.cancelled()
-    assert not runner.made
+    assert not kv.made
     assert not taking.told(AGAIN).tokens
 
 
@@ -243,7 +242,7 @@ async def test_a_prefix_that_is_freed_meanwhile_is_not_made(stored: StoredKv, ha
 @asynccontextmanager
 async def working(stored: StoredKv | None) -> AsyncIterator[tuple[Worker, "asyncio.Queue[Frame]", NextHop]]:
     coming, next_hop = asyncio.Queue[Frame](), NextHop()
-    worker = Worker(RING, Pieces(), Runner(), next_hop.open, Ended(), is_last=True, stored=stored)
+    worker = Worker(RING, Pieces(), Runner(Kv()), next_hop.open, Ended(), is_last=True, stored=stored)
 
     async def frames() -> AsyncIterator[Frame]:
         while True:
@@ -268,7 +267,7 @@ async def test_frames_go_on_while_the_disk_hangs(stored: StoredKv, hanging: thre
             last = (await asyncio.wait_for(next_hop.sent.get(), 5)).restore
             if not last.pending:
                 break
-        assert (last.tokens, worker.runner.made) == (ASKED.tokens, {7: COUNT})
+        assert (last.tokens, worker.runner.kv.made) == (ASKED.tokens, {7: COUNT})
 
 
 async def test_a_worker_without_kv_on_its_disk_has_nothing() -> None:

@@ -15,17 +15,22 @@ from node.ring.worker import MAX_JOBS, Worker
 RING = Ring("m@3.4", ModelVersion("m"), (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
 
 
-class Runner:
+class Kv:
     leaves = 0
-
-    def relay(self, frame: Frame, *, last: bool) -> Frame:
-        return frame
 
     def inherit(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
         return held[:1]
 
     def leave(self) -> None:
         self.leaves += 1
+
+
+class Runner:
+    def __init__(self, kv: Kv | None = None) -> None:
+        self.kv = kv or Kv()
+
+    def relay(self, frame: Frame, *, last: bool) -> Frame:
+        return frame
 
 
 class Compute:
@@ -135,7 +140,7 @@ async def test_a_ring_inherits_kv_and_leaves_its_own():
     assert await worker.close(RingLost("replaced"), keep=True) == {}
     with pytest.raises(RingLost, match="replaced"):
         await asyncio.wait_for(serving, 5)
-    assert runner.leaves == 1
+    assert runner.kv.leaves == 1
 
 
 async def test_a_ring_ends_with_the_link_from_the_stage_before():
@@ -150,7 +155,7 @@ async def test_a_ring_ends_with_the_link_from_the_stage_before():
     assert [each.code for each in ended.reasons] == ["ring_lost"]
     with pytest.raises(RingLost, match="link from the stage before ended"):
         await worker.serve_link(frame(0), one_and_no_more(frame(1)))
-    assert not runner.leaves, "the KV is kept until the ring is left"
+    assert not runner.kv.leaves, "the KV is kept until the ring is left"
 
 
 async def test_a_second_link_is_refused_and_the_first_goes_on():

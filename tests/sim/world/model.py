@@ -349,45 +349,29 @@ class FakeSeen:
         return replace(self, begin=begin)
 
 
-class FakeRunner:
-    """In place of node.engine.runner.Runner."""
+class FakeKv:
+    """In place of node.engine.ring_kv.RingKv."""
 
-    def __init__(self, stage: FakeStage, directory: Any, _faults: Faults) -> None:
+    def __init__(self, stage: FakeStage) -> None:
         self._stage = stage
+        self.trimmable = stage.process.world.trimmable
         self.blocks_of = range(stage.start, stage.end)
         every = frozenset(self.blocks_of)
-        self.cut_caches, self.state_caches = (
-            (every, frozenset[int]()) if stage.process.world.trimmable else (frozenset[int](), every)
-        )
+        self.cut_caches, self.state_caches = (every, frozenset[int]()) if self.trimmable else (frozenset[int](), every)
         self.block_bytes = self.state_bytes = 1 << 20
-        self._seen = -1
-        """The number of the last frame."""
-        self._embeddings = WeakSet[Embeddings]()
-        self.plan = SimpleNamespace(
-            batchable=True,
-            pads=True,
-            chunked=False,
-            vocabulary=VOCABULARY,
-            trimmable=stage.process.world.trimmable,
-            steps_back=True,
-        )
 
     @property
-    def kv_bytes(self) -> int:
+    def nbytes(self) -> int:
         return self._stage.kv_bytes
 
     @property
     def has_sessions(self) -> bool:
         return bool(self._stage.lanes)
 
-    def apply(self, ops: Sequence[CacheOp]) -> None:
-        for op in ops:
-            self._stage.apply(op)
-
     def leave(self) -> None:
         self._stage.leave()
 
-    def reset(self) -> None:
+    def free(self) -> None:
         self._stage.clear()
 
     def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
@@ -421,6 +405,29 @@ class FakeRunner:
         world.restored += sum(map(len, row))
         self._stage.prefixes[prefix] = row
         return len(found)
+
+
+class FakeRunner:
+    """In place of node.engine.runner.Runner."""
+
+    def __init__(self, stage: FakeStage, directory: Any, _faults: Faults) -> None:
+        self._stage = stage
+        self.kv = FakeKv(stage)
+        self._seen = -1
+        """The number of the last frame."""
+        self._embeddings = WeakSet[Embeddings]()
+        self.plan = SimpleNamespace(
+            batchable=True,
+            pads=True,
+            chunked=False,
+            vocabulary=VOCABULARY,
+            trimmable=stage.process.world.trimmable,
+            steps_back=True,
+        )
+
+    def apply(self, ops: Sequence[CacheOp]) -> None:
+        for op in ops:
+            self._stage.apply(op)
 
     # --- the driver ---
 
