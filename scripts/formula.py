@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints a Homebrew formula that installs a wheel of Pippin with the packages of requirements/run.txt and pictures.txt, by their hashes.
 
-    scripts/formula.py dist/pippin-0.1.0-py3-none-any.whl REPOSITORY > pippin.rb
+    scripts/formula.py dist/pippin-0.1.0-py3-none-any.whl REPOSITORY > Formula/pippin.rb
 
 REPOSITORY is the address of the repository, whose release of this version has the wheel. The packages are those that pip
 finds for this system and this Python, on a Mac for macOS 14. Nothing is installed.
@@ -33,7 +33,7 @@ class Pippin < Formula
 {resources}
   def install
     resources.each {{ |package| package.stage buildpath }}
-    system Formula["python@{python}"].opt_bin/"python{python}", "-m", "venv", libexec
+    system "python{python}", "-m", "venv", libexec
     system libexec/"bin/python", "-m", "pip", "install", "--no-index", "--no-deps", *buildpath.glob("*.whl")
     # Its program `node` would take the place of Node.js: it is `pippin node` here.
     bin.install_symlink libexec/"bin/pippin", libexec/"bin/cluster"
@@ -74,11 +74,11 @@ def formula(wheel: Path, repository: str, found: list[dict[str, Any]]) -> str:
     """`repository`: its address. `found`: the packages, as `packages` returns them."""
     resources = [
         RESOURCE.format(
-            name=each["metadata"]["name"],
+            name=_as_in_address(each),
             url=each["download_info"]["url"],
             sha256=each["download_info"]["archive_info"]["hashes"]["sha256"],
         )
-        for each in sorted(found, key=lambda each: str(each["metadata"]["name"]).lower())
+        for each in sorted(found, key=lambda each: _as_in_address(each).lower())
     ]
     return FORMULA.format(
         repository=repository,
@@ -88,6 +88,11 @@ def formula(wheel: Path, repository: str, found: list[dict[str, Any]]) -> str:
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         resources="\n".join(resources),
     )
+
+
+def _as_in_address(package: dict[str, Any]) -> str:
+    """Its name as `brew audit` wants it: that of its page on PyPI."""
+    return str(package["metadata"]["name"]).replace("_", "-")
 
 
 if __name__ == "__main__":

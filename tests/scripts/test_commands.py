@@ -25,10 +25,12 @@ OURS = {"cluster", "node", "pippin"}
 OTHERS = {
     *(
         "aider",
+        "brew",
         "cat",
         "chmod",
         "claude",
         "cline",
+        "cp",
         "curl",
         "docker",
         "eval",

@@ -75,12 +75,13 @@ def test_the_formula_has_the_wheel_and_each_locked_package_by_its_hash(tmp_path:
                 "archive_info": {"hashes": {"sha256": name * 8}},
             },
         }
-        for name in ("mlx", "Aiohttp")
+        for name in ("mlx_lm", "mlx", "Aiohttp")
     ]
     text = formula(wheel, "https://example.org/pippin", found)
     assert 'url "https://example.org/pippin/releases/download/v1.2.3/pippin-1.2.3-py3-none-any.whl"' in text
     assert f'sha256 "{hashlib.sha256(b"wheel").hexdigest()}"' in text
     assert text.index('resource "Aiohttp"') < text.index('resource "mlx"') < text.index('sha256 "mlxmlx')
+    assert 'resource "mlx-lm"' in text, "as `brew audit` wants it"
     assert 'bin/"node"' not in text
     if ruby := shutil.which("ruby"):
         (tmp_path / "pippin.rb").write_text(text)
