@@ -32,8 +32,10 @@ BIN = Path(sys.executable).parent
 API_PORT = 52415
 BUILTIN = "pippin-demo"
 REAL = Path(__file__).with_name("real_model.py")
-GREEDY = "temperature=0"
-"""Sampling of the real model: as its card proposes, it often babbles in its 4 bits, in stock mlx-lm, too."""
+SAMPLING = "temperature=0,frequency_penalty=0.2"
+"""Of the real model. As its card proposes, it often babbles in its 4 bits, in stock mlx-lm, too. Without the penalty it repeats a few
+words until the context is full, when asked who wrote Romeo and Juliet.
+"""
 POLL_S = 0.2
 LAST_LINES_S = 10.0
 """Most seconds until the last lines of a node that has ended are shown; a process that it left may hold its output open."""
@@ -90,7 +92,7 @@ def main(
     model, question = (real_model(), "What is the capital of France?") if real else (BUILTIN, "Hello")
     asked = json.dumps({"model": Path(model).name, "messages": [{"role": "user", "content": question}]})
     guard = ["--api-key-file", str(api_key_file)] if key else []
-    sampling = ["--sampling", f"{Path(model).name}={GREEDY}"] if real else []
+    sampling = ["--sampling", f"{Path(model).name}={SAMPLING}"] if real else []
     common = ["--model", model, *sampling, *(["--host", host] if host else []), *guard, *context.args]
     with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
         stopping = Stopping()

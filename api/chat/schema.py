@@ -132,6 +132,8 @@ class SamplingFields(StrictModel):
 
     temperature: float | None = _within("temperature")
     top_p: float | None = _within("top_p")
+    presence_penalty: float | None = _within("presence_penalty")
+    frequency_penalty: float | None = _within("frequency_penalty")
     # Not OpenAI's, but common among local servers.
     top_k: Whole | None = _within("top_k")
     min_p: float | None = _within("min_p")
@@ -153,8 +155,6 @@ class GenerationRequest(SamplingFields):
     n: Whole = Field(default=1, ge=1, le=MAX_CHOICES)
     stop: Stops = Field(default=[])
     seed: Whole | None = Field(default=None, ge=-SEEDS, lt=SEEDS)
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: Annotated[dict[int, float], BeforeValidator(_bias_by_token)] = Field(default={})
     prediction: PredictedContent | None = None
     service_tier: Annotated[ServiceTier, IGNORED] = "auto"
@@ -222,8 +222,6 @@ class GenerationRequest(SamplingFields):
         return Sampling(
             **drawn,
             seed=secrets.randbelow(SEEDS) if self.seed is None else self.seed % SEEDS,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
             min_tokens=self.min_tokens,
             only=tuple(self.allowed_token_ids),

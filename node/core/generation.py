@@ -15,6 +15,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "top_k": (-1, 2**31 - 1),
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 10),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
 }
 """Sampling options that a model, or a preset, may give to requests that do not say them; the lowest and the highest value."""
 

@@ -10,8 +10,10 @@ from node.model.config import read_sampling
 
 MODEL = "pippin/demo"
 MESSAGES = [{"role": "user", "content": "Hello"}]
-PROPOSED = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
-OPENAI = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+PENALTIES = {"presence_penalty": 0.3, "frequency_penalty": -0.2}
+NO_PENALTIES = dict.fromkeys(PENALTIES, 0.0)
+PROPOSED = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1, **PENALTIES}
+OPENAI = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, **NO_PENALTIES}
 OLLAMA = {**OPENAI, "temperature": 0.8, "top_p": 0.9, "top_k": 40}
 REQUESTS = {
     "chat": ("/v1/chat/completions", {"messages": MESSAGES}, OPENAI),

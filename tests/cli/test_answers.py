@@ -6,6 +6,7 @@ import pytest
 from node.cli.__main__ import main
 from node.cli.chat import Chat
 from node.cli.client import parse_api
+from node.core.generation import RANGES
 
 
 def sse(*events, done=True):
@@ -252,7 +253,7 @@ def test_chat_samples_as_it_is_set(node, capsys):
     assert "temperature 0.2\ntop_k 20\n" in out
     assert err.splitlines() == [
         "cluster: Can't be set: top_p must be a number from 0 to 1, not '7'.",
-        "cluster: Can't be set: there is no 'x', only temperature, top_p, top_k, min_p, repetition_penalty.",
+        "cluster: Can't be set: there is no 'x', only " + ", ".join(RANGES) + ".",
     ]
 
 
