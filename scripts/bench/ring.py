@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="parts f, g, h, most of an answer (default: %(default)s)",
     )
-    add("--model", type=Path, metavar="DIR", help="part f, a model whose text the draft model can guess")
+    add("--model", type=Path, metavar="DIR", help="part f, a model whose text the draft model can guess; part h")
     add("--draft", default="pippin-demo", metavar="ID", help="part f (default: %(default)s)")
     add(
         "--from-two",
@@ -188,7 +188,7 @@ def _with_mtp_layers(options: argparse.Namespace) -> list[Row]:
 def _tasks(options: argparse.Namespace) -> list[Row]:
     """With nobody's help: no prediction, and each answer of a client of whom nothing is known."""
     rows: list[Row] = []
-    model = real_model.real_model(quantized=False)
+    model = options.model or real_model.real_model(quantized=False)
     tasks = {task["name"]: task["content"] for task in tomllib.loads(guesses.TASKS.read_text())["task"]}
     with _stock(model, options) as (stock, scratch):
         for stages, nodes in ((2, "ring of 2"), (1, "one node")):
