@@ -259,11 +259,11 @@ class Guesser:
         draws = self._drafted.silent < PATIENCE and len(guessed) <= self._drafted.depth
         return guess.token if guess and not (draws and self._draft_is_better(guessed, guess)) else None
 
-    def rate(self, tokens: Sequence[int]) -> float:
-        """How often guesses were right lately of the kind that tells the token after the prompt and the answer so far; 0 if
-        there is none.
+    def rate(self, tokens: Sequence[int], guessed: Sequence[int] = ()) -> float:
+        """How often guesses were right lately of the kind that tells the token after the prompt and the answer so far, and these
+        guesses at its next tokens; 0 if there is none.
         """
-        guess = self._best(()) if self.catch_up(tokens) else None
+        guess = self._best(guessed) if self.catch_up(tokens) else None
         return guess.rate if guess else 0.0
 
     @property

@@ -298,7 +298,7 @@ class Driver:
             present = now()
             # Seconds since the step had the ring to itself: this is how long it delayed the steps behind it.
             seconds, self._landed_at = present - max(sent.begun_at, self._landed_at), present
-            following = self._scheduler.returned(step)
+            following = self._scheduler.returned(step, seconds)
             if following is None:
                 self._wake.set()
                 return
@@ -308,7 +308,7 @@ class Driver:
             elif step.samples:
                 job = self._compute.queue(self.runner.finish, frame, step.draws(), following)
             # The job waits for that of another lane, so that no thread waits while that one's tokens are delivered.
-            before, finish = self._finishing, self._finish(step, frame, job, seconds)
+            before, finish = self._finishing, self._finish(step, frame, job, seconds, present)
             self._finishing = asyncio.create_task(finish, name=f"step of {self.ring.id}")
             if before:
                 await before
@@ -322,7 +322,9 @@ class Driver:
         if self._finishing:
             await self._finishing
 
-    async def _finish(self, step: Step, frame: Frame, job: asyncio.Future[Verdict] | None, seconds: float) -> None:
+    async def _finish(
+        self, step: Step, frame: Frame, job: asyncio.Future[Verdict] | None, seconds: float, returned_at: float
+    ) -> None:
         """Deliver the results of a step, and send the lane's next one if the job has begun it.
 
         Root of a task: any error ends the ring, as no step would follow, and nobody would notice.
@@ -336,7 +338,7 @@ class Driver:
             hidden, every = frame.tensors, frame.every
             self._guessing.observe(self._compute, step, hidden, verdict, self._scheduler, every=every)
             if next_step and verdict.begun:
-                await self._pipeline.send(verdict.begun, next_step)
+                await self._pipeline.send(verdict.begun, next_step, returned_at)
         except PippinError as error:
             self._fail_step(step, error)
         except Exception as error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from node.core.row_family import RowFamily
 from node.placement.frame_rows import guesses_to_wait_for, most_at, tokens_of_frame
 from node.ring.flight import Step
+from node.ring.guess_gain import GuessGain
 from node.ring.session import Session
 
 SMOOTHING = 0.1
@@ -27,6 +28,7 @@ class Filling:
         """Most tokens of a session that the draft model or MTP layer can follow; 0: there is neither."""
         self.watched = False
         """Whether a ring with more stages is a choice: then it counts how many guesses would be right, if it makes any or not."""
+        self.gain = GuessGain(stages)
         self._guess_s = 0.0
         """Seconds that it takes for a guess; 0 before the first."""
         self._token_s = 0.0
@@ -55,8 +57,11 @@ class Filling:
         it is computed `again` without guesses; and how many at the end are there only because no shorter step has the same bits. `in_flight`:
         steps of the session that are in the ring at once.
         """
+        least = 0.0 if certain else self.gain.least_rate
+        if least and session.guess_rate(guessed) < least:
+            return (), 0
         position = len(session.tokens) - len(certain) + len(guessed)
-        right = session.guess_rate if len(self.family.costs) > 1 else 0.0
+        right = session.guess_rate() if len(self.family.costs) > 1 else 0.0
         size = self._best_size(right, in_flight, most_at(position, self.family))
         most = min(size, most_at(position, self.family)) - len(certain)
         tokens = [*certain, *(session.next_guesses(guessed, most) if self._guesses and not again else ())]
@@ -71,7 +76,7 @@ class Filling:
         """Whether the session's next step has one token, if there are guesses or not."""
         if len(self.family.costs) == 1:
             return self.family.costs[0][0] == 1
-        return self._best_size(session.guess_rate, in_flight, most_at(len(session.tokens), self.family)) == 1
+        return self._best_size(session.guess_rate(), in_flight, most_at(len(session.tokens), self.family)) == 1
 
     def _best_size(self, right: float, in_flight: int, most: int) -> int:
         """How many tokens a step should have of a session that has `most`. `right`: how likely a guess is right."""
@@ -104,6 +109,11 @@ class Filling:
             tokens = len(step.tokens[0]) if step.tokens else 1
             token_s = seconds / dict(self.family.costs).get(tokens, 1.0)
             self._token_s += (SMOOTHING if self._token_s else 1.0) * (token_s - self._token_s)
+
+    def note_round(self, step: Step, seconds: float) -> None:
+        """The seconds since the token before that of a step came back, if it was one of a single session."""
+        tokens = len(step.tokens[0]) if step.tokens else 1
+        self.gain.note(seconds / dict(self.family.costs).get(tokens, 1.0))
 
     def note_guess(self, seconds: float) -> None:
         """Note what a guess took of the draft model or MTP layer."""

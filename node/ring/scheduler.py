@@ -24,6 +24,7 @@ from node.ring.admission import Admission
 from node.ring.alone import AloneStream
 from node.ring.filling import Filling
 from node.ring.flight import Flight, Step
+from node.ring.guess_gain import Round
 from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import Prefill
@@ -54,6 +55,8 @@ class Scheduler:
         self.guessed_right = 0
         self.alone = AloneStream()
         self._steps_since_chunk = 0
+        self._wasted_s = 0.0
+        """Seconds of wrong guesses since the last step that came back."""
 
     def keep_to(self, family: RowFamily) -> None:
         """How many tokens the steps of a single session have, the same for as long as the ring lives; later ones only tell what
@@ -151,7 +154,7 @@ class Scheduler:
         if most_steps < 1 or self.admission.waiting or self.admission.prefills:
             return None
         for lane, slot in self._guessing():
-            if not self.leads(slot):
+            if not self.leads(slot) or slot.session.guesser.draft_rate < self.filling.gain.least_rate:
                 continue
             # `beyond` is one where the job that finds the first guess right is to begin one step more than may be in flight.
             most = self.flight.own_guesses(lane.number) + (most_steps + beyond) * self.filling.family.costs[-1][0]
@@ -160,9 +163,12 @@ class Scheduler:
                 return slot.session, guessed
         return None
 
-    def returned(self, step: Step) -> Following | None:
-        """A step's frame came back. Returns what may follow it in its lane; None if its results are of no use."""
+    def returned(self, step: Step, seconds: float) -> Following | None:
+        """A step's frame came back, for which others waited for `seconds`. Returns what may follow it in its lane; None if its results
+        are of no use.
+        """
         if not self.flight.returned(step):
+            self._wasted_s += seconds
             return None
         lane = self._lane(step)
         if lane is None:
@@ -185,6 +191,7 @@ class Scheduler:
         Returns the step that the job has begun, if any: it is to be sent.
         """
         begun, delivered, foretold = None, 0, 0
+        round_s, self._wasted_s = seconds + self._wasted_s, 0.0
         lane = self._lane(step)
         is_alone = lane is not None and lane.only is not None and self._watches
         for slot, result in step.pairs(verdict.results):
@@ -193,7 +200,8 @@ class Scheduler:
                 self._deliver(slot, result)
                 delivered += 1
         if is_alone:
-            self.alone.note(delivered, foretold, seconds)
+            self.alone.note(delivered, foretold, round_s)
+            self.filling.note_round(step, round_s)
         if lane:
             begun = self._settle(lane, step, verdict, delivered)
             self.filling.note_step(step, seconds)
@@ -255,9 +263,12 @@ class Scheduler:
         elif chained:
             begun = replace(step, ops=(), tokens=(), unverified=0, padding=0)
         own, needed = len(step.guesses), not lane.rows[0].gone
+        is_followed = len(self.flight.guesses(lane.number)) > own
         # Of a session that has gone only what it got is kept, and nothing behind the step.
         right = verdict.right if needed else min(verdict.right, delivered, own)
         wrong = self.flight.landed(step, right, begun)
+        after = Round.RIGHT if right > own else Round.WRONG if is_followed else Round.PLAIN
+        self.filling.gain.begin(after if right > own or chained else None)
         self.guessed += right + (wrong > step.padding and needed and not verdict.again)
         self.guessed_right += right
         if verdict.again:

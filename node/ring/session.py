@@ -116,10 +116,9 @@ class Session:
         """Have the sources of guesses learn so many tokens of the prompt, or somewhat more."""
         self.guesser.catch_up(self.tokens, most)
 
-    @property
-    def guess_rate(self) -> float:
-        """How likely the guess at the next token is right; 0 if there is none."""
-        return 1.0 if self._forced_after(()) is not None else self.guesser.rate(self.tokens)
+    def guess_rate(self, guessed: Sequence[int] = ()) -> float:
+        """How likely the guess at the token after these guesses at the next ones is right; 0 if there is none."""
+        return 1.0 if self._forced_after(guessed) is not None else self.guesser.rate(self.tokens, guessed)
 
     def next_guess(self, guessed: Sequence[int]) -> int | None:
         """The token that may come after these guesses at the next ones; None if there is no guess, or it would be the

@@ -111,7 +111,7 @@ class Played:
         self.in_flight.append((step, frame))
 
     def _land(self, step: Step, frame: Frame) -> None:
-        following = self.scheduler.returned(step)
+        following = self.scheduler.returned(step, 0.0)
         if following is None:
             return
         verdict = self.runners[0].finish(frame, step.draws(), following) if step.samples else Verdict()

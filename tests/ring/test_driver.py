@@ -308,6 +308,30 @@ async def first_of_two(
     await asyncio.wait(tasks)
 
 
+async def test_a_tokens_time_is_that_of_both_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a step that begins in the job that finishes the one before it."""
+    clock = 100.0
+    for module in (driver_module, pipeline_module):
+        monkeypatch.setattr(module, "now", lambda: clock)
+
+    class Slow(FirstRunner):
+        def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
+            nonlocal clock
+            clock += 0.04
+            return super().finish(frame, draws, following)
+
+    async def after_60_ms(next_hop: NextHop) -> AsyncIterator[Frame]:
+        nonlocal clock
+        while True:
+            frame = await next_hop.sent.get()
+            clock += 0.06
+            yield frame
+
+    async with first_of_two(Slow(), after_60_ms) as driver:
+        await asyncio.wait_for(answer(driver, (7, 8), 200), 5)
+        assert driver.traffic().token_ms == pytest.approx(100, rel=0.05)
+
+
 async def test_an_unexpected_error_while_a_step_is_finished_ends_the_ring() -> None:
     """Else its sessions would wait for ever, as no step would be in flight."""
 

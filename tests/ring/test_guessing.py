@@ -29,7 +29,7 @@ def session_of(prompt: Sequence[int], max_tokens: int = 50) -> Session:
 
 
 def landed(scheduler: Scheduler, step: Step, token: int = 1) -> Verdict:
-    scheduler.returned(step)
+    scheduler.returned(step, 0.0)
     verdict = Verdict([Sampled(token) for _ in step.rows] if step.samples else ())
     scheduler.landed(step, verdict, 0.01)
     return verdict

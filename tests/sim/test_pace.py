@@ -1,5 +1,5 @@
 """How many tokens a stream gets in the time of a stage, against the formula: with frames of several tokens, in rings of any
-length, and guesses that are right as often as one likes. Counted in steps, not in seconds.
+length, and guesses that are right as often as one likes. Counted in times of a stage, not in seconds.
 """
 
 import itertools
@@ -18,6 +18,7 @@ from node.engine.verdict import Verdict
 from node.placement import frame_rows
 from node.placement.frame_rows import speed
 from node.ring.flight import Step
+from node.ring.guess_gain import GuessGain
 from node.ring.lane import FIRST_NUMBER
 from node.ring.limits import RingLimits
 from node.ring.scheduler import Scheduler
@@ -25,33 +26,36 @@ from node.ring.session import Session
 from tests.sim.test_scheduler import Traits, right_ones
 
 TOKENS = 3000
-STEP_S = 0.01
+STAGE_S = 0.01
 
 
 class Ring:
-    """Each stage takes one unit of time for a step, whatever its tokens. The answer is known, so nothing is computed."""
+    """Each stage takes one unit of time for a step, or its own, whatever its tokens. The answer is known, so nothing is computed."""
 
     chains = True
     """Whether the job of a step's results may begin the lane's next step."""
 
-    def __init__(self, stages: int, family: RowFamily, answer: Sequence[int]) -> None:
+    def __init__(self, stages: int, family: RowFamily, answer: Sequence[int], takes: Sequence[float] = ()) -> None:
         limits = RingLimits(context=TOKENS + 10, max_sessions=1, max_queue=1, max_rows=1, chunk=2048)
         self.scheduler = Scheduler(limits, Traits(), itertools.count(FIRST_NUMBER), stages)
         self.scheduler.keep_to(family)
         self.answer = answer
+        self.takes = takes or [1.0] * stages
         self.free_at = [0.0] * stages
-        self.now = 0.0
-        self.in_flight: deque[tuple[Step, float]] = deque()
+        self.now = self.landed_at = 0.0
+        self.in_flight: deque[tuple[Step, float, float]] = deque()
 
     def send(self, step: Step) -> None:
         end = self.now
         for stage, free_at in enumerate(self.free_at):
-            end = self.free_at[stage] = max(end, free_at) + 1
-        self.in_flight.append((step, end))
+            end = self.free_at[stage] = max(end, free_at) + self.takes[stage]
+        self.in_flight.append((step, self.now, end))
 
     def land(self) -> None:
-        step, self.now = self.in_flight.popleft()
-        if (following := self.scheduler.returned(step)) is None:
+        step, begun_at, self.now = self.in_flight.popleft()
+        seconds = STAGE_S * (self.now - max(begun_at, self.landed_at))
+        self.landed_at = self.now
+        if (following := self.scheduler.returned(step, seconds)) is None:
             return
         begin = step.rows[0].session.generated
         tokens = self.answer[begin : begin + 1 + len(step.guesses)] if step.samples else ()
@@ -65,7 +69,7 @@ class Ring:
             Frame("r", Fence(1, 1), 0) if begins else None,
             following.next_guesses if begins and follows else (),
         )
-        if begun := self.scheduler.landed(step, verdict, STEP_S):
+        if begun := self.scheduler.landed(step, verdict, seconds):
             self.send(begun)
 
     def landed(self, step: Step, right: int) -> None:
@@ -99,6 +103,38 @@ def test_the_pace_is_that_of_the_formula(
     assert found * stages == pytest.approx(speed(tokens, 1.0, right=rate, stages=stages, in_flight=stages), rel=0.03)
 
 
+@pytest.mark.parametrize("takes", [(0.4, 1.0), (1.0, 0.4), (0.2, 1.0, 1.0)], ids=str)
+@pytest.mark.parametrize("tau", [1.5, 2, 4, 9, None])
+def test_where_stages_take_unequally_long_guesses_that_cost_more_than_they_save_are_not_made(
+    takes: tuple[float, ...], tau: float | None
+) -> None:
+    chosen = random.Random(7)
+    answer = chosen.sample(range(5000), TOKENS)  # nothing is said twice
+    prediction = tuple(5000 + token if tau and chosen.random() < 1 / tau else token for token in answer)
+
+    def pace(*, guesses: bool, least_rate: float | None = None) -> float:
+        session = Session(GenerateRequest("x", "m", (1, 2, 3), TOKENS, prediction=prediction if guesses else ()))
+        ring = Ring(len(takes), RowFamily(), answer, takes)
+        if least_rate is not None:
+            ring.scheduler.filling.gain = Fixed(least_rate)
+        found = ring.pace(session)
+        assert ring.scheduler.alone.token_ms == pytest.approx(1e3 * STAGE_S / found, rel=0.15)  # of the last tokens
+        return found
+
+    assert pace(guesses=False) == pytest.approx(1 / sum(takes), rel=0.01)
+    assert pace(guesses=True) > 0.95 * max(pace(guesses=False), pace(guesses=True, least_rate=0.0))
+
+
+class Fixed(GuessGain):
+    def __init__(self, rate: float) -> None:
+        super().__init__(1)
+        self.rate = rate
+
+    @property
+    def least_rate(self) -> float:
+        return self.rate
+
+
 class WithSource(Ring):
     """A draft model draws tokens, of which each is right so often, and takes `wait` for each; a step takes one unit of time."""
 
@@ -124,7 +160,7 @@ class WithSource(Ring):
     def draw(self, session: Session, guessed: Sequence[int]) -> None:
         self.now += self.wait
         self.drawn += 1
-        self.scheduler.filling.note_guess(self.wait * STEP_S)
+        self.scheduler.filling.note_guess(self.wait * STAGE_S)
         token = self.answer[session.generated + len(guessed)]
         token = token if self.chosen.random() < self.right else 5000 + token
         session.add_draft([*session.tokens, *guessed], len(session.tokens), token)
@@ -182,8 +218,8 @@ class RingWithSource(WithSource):
         self.now, self.free_at[0] = before, self.now
 
     def land(self) -> None:
-        step, end = self.in_flight.popleft()
-        self.in_flight.appendleft((step, max(end, self.free_at[0])))
+        step, begun_at, end = self.in_flight.popleft()
+        self.in_flight.appendleft((step, begun_at, max(end, self.free_at[0])))
         super().land()
 
     def pace(self, session: Session) -> float:
@@ -197,7 +233,7 @@ class RingWithSource(WithSource):
     @property
     def is_awaited(self) -> bool:
         """Whether a step has come back while a guess was drawn."""
-        return bool(self.in_flight) and self.now < self.in_flight[0][1] <= self.free_at[0]
+        return bool(self.in_flight) and self.now < self.in_flight[0][2] <= self.free_at[0]
 
     def act(self) -> bool:
         """As Driver._send_all."""

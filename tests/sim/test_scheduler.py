@@ -395,7 +395,7 @@ class World:
 
     def land(self) -> None:
         step, tokens = self.in_flight.popleft()
-        following = self.scheduler.returned(step)
+        following = self.scheduler.returned(step, 0.0)
         if following is None:
             return
         if step.evaluations:
@@ -676,7 +676,7 @@ def test_a_ring_begins_no_step_after_a_sessions_last_token() -> None:
     for _ in range(3):
         step = scheduler.next()
         assert step
-        following = scheduler.returned(step)
+        following = scheduler.returned(step, 0.0)
         assert following
         chained.append(following.chain)
         step.rows[0].session.accept(1)
@@ -1066,7 +1066,7 @@ def test_a_prompt_waits_until_all_answers_have_stepped_unless_a_stage_is_idle() 
     kinds = [step and ("prompt" if step.lane >= FIRST_NUMBER else "answer") for step in steps]
     assert kinds == ["answer", "prompt", None, None]
     assert steps[1]
-    scheduler.returned(steps[1])
+    scheduler.returned(steps[1], 0.0)
     assert scheduler.next() is not None
 
 
@@ -1406,7 +1406,7 @@ def test_each_chunk_of_a_prompt_that_is_back_is_told_but_the_last_one() -> None:
         if step.rows[0].session is sessions[1] and step.begin:
             scheduler.admission.finish(sessions[1], keep=False)
         results = [Sampled(7)] if step.samples else [ChunkResult(len(step.tokens[0]))] if step.evaluations else []
-        scheduler.returned(step)
+        scheduler.returned(step, 0.0)
         scheduler.landed(step, Verdict(results), 0.1)
     first, second, *others = [[each.events.get_nowait() for _ in range(each.events.qsize())] for each in sessions]
     assert first[:-1] == [PromptProgress(100, 250), PromptProgress(200, 250)]
