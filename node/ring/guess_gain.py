@@ -13,7 +13,7 @@ LEAST = 4
 LONGEST = 2.0
 """A round counts as at most so many times the mean: a busy machine has longer ones."""
 FADING = 0.002
-"""Share by which a wrong guess is taken to cost less with each round without guesses, so that some time later it is measured again."""
+"""Share by which guesses are taken to cost less, and to save more, with each round without them: some time later they are tried again."""
 
 
 class Round(Enum):
@@ -48,8 +48,10 @@ class GuessGain:
         self._count[kind] = count
         seconds = min(seconds, LONGEST * mean) if count > LEAST else seconds
         self._mean_s[kind] += max(SMOOTHING, 1 / count) * (seconds - mean)
-        if kind is Round.PLAIN and self._count[Round.WRONG]:
-            self._mean_s[Round.WRONG] += FADING * (self._mean_s[Round.PLAIN] - self._mean_s[Round.WRONG])
+        if kind is Round.PLAIN:
+            plain = self._mean_s[Round.PLAIN]
+            for other, best in ((Round.WRONG, plain), (Round.RIGHT, plain / self._stages)):
+                self._mean_s[other] += FADING * (best - self._mean_s[other])
 
     @property
     def least_rate(self) -> float:

@@ -11,7 +11,9 @@ from typing import Any, cast
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from transformers import AutoTokenizer
 
+from node import builtin
 from node.cluster.model_specs import ModelSpecs, spec_of_mtp
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.frames import Open
@@ -31,6 +33,7 @@ from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Ring, at_a_stretch, load, prompt, same
 from tests.engine.mtp_models import NAMES, layers_of, mtp_model
 
+BUILTIN = Path(builtin.__file__).parent / "pippin-demo"
 GREEDY = Draw(Sampling(temperature=0), 0, History(), lambda _: False)
 ALL = sorted(FAMILIES)
 
@@ -61,9 +64,8 @@ def test_it_computes_what_the_papers_say(name: str, raw: bool) -> None:
 class Session:
     """A session's tokens, and the last stage's result for each of them."""
 
-    def __init__(self, name: str, tokens: list[int]) -> None:
-        directory, _ = mtp_model(name, raw=False)
-        first, end = layers_of(name)
+    def __init__(self, directory: Path, first: int, end: int, tokens: list[int]) -> None:
+        """`first`, `end`: its layer for guesses."""
         self.driver, self.layer = load(directory, 0, first), load(directory, first, end)
         self.tokens = tokens
 
@@ -88,7 +90,31 @@ class Session:
 
 def session(name: str, seed: int = 5, length: int = 60) -> Session:
     rng = random.Random(seed)
-    return Session(name, [rng.randrange(90) for _ in range(length)])
+    return Session(mtp_model(name, raw=False)[0], *layers_of(name), [rng.randrange(90) for _ in range(length)])
+
+
+def test_the_built_in_models_is_mostly_right_about_its_answers() -> None:
+    """It was trained on chats of this kind."""
+    tokenizer, right = AutoTokenizer.from_pretrained(BUILTIN), list[bool]()
+    for content in ("Tell me a story about a cat.", "Count from 1 to 20.", "What is Pippin?"):
+        turns = [{"role": "user", "content": content}]
+        asked = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        one = Session(BUILTIN, 8, 9, list(asked))
+        one.driver.lanes.apply(Open(0))
+        hidden = one.driver.run(0, mx.array([asked]))
+        for _ in range(60):
+            token = int(mx.argmax(one.driver.finish(hidden)[0]).item())
+            if token == tokenizer.eos_token_id:
+                break
+            one.tokens.append(token)
+            hidden = one.driver.run(0, mx.array([[token]]))
+        begin = len(asked)
+        guesser = one.guesser(begin - 1)
+        for end in range(begin, len(one.tokens) - 1):
+            one.show(guesser, end - 1, end)
+            right.append(one.guess(guesser, end + 1) == one.tokens[end + 1])
+    assert len(right) > 100
+    assert sum(right) / len(right) > 0.6
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "mimo", "nemotron_h", "step3p5"])

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.conftest import MODEL, ROOT, Cluster, Node
-from tests.nodes.test_guesses import GREEDY, SEEDED, counted_guesses, right_guesses
+from tests.nodes.test_guesses import GREEDY, SEEDED, right_guesses
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +67,9 @@ def test_a_draft_model_guesses_and_a_death_changes_nothing(cluster: Cluster, mod
     cluster.ready(*nodes, gateway, stages=2)
     assert ring(gateway)["draft"] == MODEL
     texts = [gateway.chat(**ask).text for ask in (COUNT, STORY)]
-    before = right_guesses(nodes)
-    assert before > 0, "how many are made depends on how often the driver waits"
-    assert counted_guesses(nodes, "wrong") < before, "the twins are the same, but what the text repeats is guessed, too"
+    assert right_guesses(nodes) > 0, (
+        "how many are made depends on how often the driver waits, and on whether they pay here"
+    )
     for victim in (1, 0):  # the stage, and then the driver
         killed = cluster.ring(cluster.ready(*nodes, gateway, stages=2))[victim]
         with gateway.stream(**COUNT) as events:
