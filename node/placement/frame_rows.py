@@ -61,7 +61,7 @@ def speed(tokens: int, cost: float, *, right: float, stages: int, in_flight: int
 
     `cost`: see RowFamily. `right`: the probability that a guess is right if those before it are. `in_flight`: frames of the
     stream that are in the ring at once, at most its stages: N / (c(k) * (N - 1 + 1 / (1 - a^k)) * (1 - a)) with all N.
-    More are never slower, as a wrong guess takes only time in which a stage would be idle.
+    More are never slower where stages take equally long, as a wrong guess takes only time in which one would be idle.
     """
     in_flight = max(1, min(in_flight, stages))
     if right >= 1.0:
