@@ -26,6 +26,8 @@ class InFlight:
     """None for the ring's first frame, which asks the stages for KV of earlier rings, and for one that asks for KV on disks."""
     seq: int
     begun_at: float
+    """When this stage began its part of the step, perhaps in the job of the one before it."""
+    sent_at: float
     restore: Restore | None = None
     """What the other stages are asked to take from disks."""
 
@@ -52,8 +54,8 @@ class Pipeline:
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the oldest step in flight began, or a frame came back: while they do, stages are slow, but don't hang."""
-        return now() - max(self._in_flight[0].begun_at, self._returned_at) if self._in_flight else 0.0
+        """Seconds since the oldest step in flight was sent, or a frame came back: while they do, stages are slow, but don't hang."""
+        return now() - max(self._in_flight[0].sent_at, self._returned_at) if self._in_flight else 0.0
 
     @property
     def awaited(self) -> str:
@@ -106,7 +108,8 @@ class Pipeline:
             frame = replace(frame, seq=self._seq)
             self._seq += 1
             if step or frame.held or frame.restore:
-                self._in_flight.append(InFlight(step, frame.seq, begun_at or now(), frame.restore))
+                sent_at = now()
+                self._in_flight.append(InFlight(step, frame.seq, begun_at or sent_at, sent_at, frame.restore))
             await self._link.send(frame)
 
     # --- back -------------------------------------------------------------------------------------------------------
