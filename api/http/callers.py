@@ -42,11 +42,16 @@ class Callers:
             check_host(request, self._names)
 
     def client(self, request: web.BaseRequest, key: str | None) -> str:
-        """Name of the caller: a hash of the API key if there is one, else of the address.
+        """Name of the caller: a hash of the API key if there is one, else of the address, or of the network of a distant IPv6 one.
 
         Other nodes see this name. The hash is salted per process, so that keys cannot be found by trying candidates.
         """
-        known = key or _address_or_network(*connection_ends(request))
+        known = key
+        if not known:
+            known, own = connection_ends(request)
+            # Within the /64 of a distant IPv6 address, a caller can choose among 2**64 addresses.
+            if ":" in known and is_address(known) and not (is_local_address(known) or are_in_one_network(known, own)):
+                known = str(ip_network((ip_address(known), 64), strict=False))
         return blake2b(known.encode("utf-8", "surrogateescape"), key=self._salt, digest_size=8).hexdigest()
 
 
@@ -66,15 +71,9 @@ def check_host(request: web.BaseRequest, names: Collection[str]) -> None:
     )
 
 
-def _address_or_network(caller: str, own: str) -> str:
-    """The address, or the /64 of a distant IPv6 address: within it a caller can choose among 2**64 addresses."""
-    if ":" not in caller or is_local_address(caller) or are_in_one_network(caller, own) or not is_address(caller):
-        return caller
-    return str(ip_network((ip_address(caller), 64), strict=False))
-
-
 def connection_ends(request: web.BaseRequest) -> tuple[str, str]:
     """Remote and local address of the request's connection; empty when the connection is gone."""
     names = (request.get_extra_info(end) or ("",) for end in ("peername", "sockname"))
-    caller, own = (str(name[0]) for name in names)
+    # A socket for both kinds of IP shows IPv4 addresses as IPv6 ones, which are all in one /64.
+    caller, own = (str(name[0]).removeprefix("::ffff:") for name in names)
     return caller, own

@@ -443,6 +443,8 @@ def test_clients_are_told_by_their_addresses():
     assert at_home != also
     far, elsewhere, further = names_of(callers, ("2001:db8::5",), ("2001:db8::6:7",), ("2001:db8:0:1::5",))
     assert far == elsewhere != further
+    mapped, another = names_of(callers, ("::ffff:203.0.113.8", "::"), ("::ffff:203.0.113.9", "::"))
+    assert [mapped] == names_of(callers, ("203.0.113.8",)) != [another], "IPv4 on a socket for both kinds"
     assert names_of(callers, ("",)) == names_of(callers, ("",))
 
 
