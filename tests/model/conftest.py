@@ -94,6 +94,8 @@ class FakeHub:
         self.sends_parts = True
         """Whether it supports Range."""
         self.status = 200
+        self.found: object = None
+        """What a search answers instead."""
         self.log: list[str] = []
         self.url = ""
 
@@ -144,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
         found = [repo for repo in self.server.hub.repos if asked["search"][0].lower() in repo.lower()]
         assert (asked["filter"], asked["expand"]) == (["mlx"], ["downloads", "safetensors"])
         answer = [{"id": repo, "downloads": 7, "safetensors": {"parameters": PARAMETERS}} for repo in found]
-        return self.send(200, json.dumps(answer).encode())
+        return self.send(200, json.dumps(self.server.hub.found or answer).encode())
 
     def info(self, repo: str) -> None:
         hub = self.server.hub
