@@ -46,8 +46,6 @@ def act(
             print(manager.definition(service), end="")
             return 0
         install(manager, service)
-        print(f"A node runs now and at each boot, as {service.user}. `cluster service logs` shows what it says.")
-        _tell_of_hub(service)
         return 0
     if not manager.file.exists():
         print(f"cluster: there is no service {NAME}. Install it with `cluster service install`.", file=sys.stderr)
@@ -58,7 +56,7 @@ def act(
         _stop(manager)
         manager.file.unlink(missing_ok=True)
         for command in manager.after_removal:
-            _succeed(command)
+            _succeed(command, manager)
         print("\n".join(["The service is gone.", *(["Still there:"] if left else []), *left]))
         return 0
     if action == "logs":
@@ -88,7 +86,9 @@ def service_of(user: str | None, config: str | None) -> Service:
 
 
 def install(manager: Manager, service: Service) -> None:
-    """Start the service; one that runs already is replaced. Raises ServiceFailed."""
+    """Start the service, and say where it looks for the hub's models and token: it has no other variables of the user's
+    shell. One that runs already is replaced. Raises ServiceFailed.
+    """
     _check_folders(manager, service, _check_options(service))
     _stop(manager)
     try:
@@ -98,19 +98,11 @@ def install(manager: Manager, service: Service) -> None:
         raise ServiceFailed(f"{manager.file} can't be written: {error.strerror}.") from error
     try:
         for command in manager.start:
-            _start(command, manager)
+            _succeed(command, manager)
     except ServiceFailed:
         manager.file.unlink()  # else the next boot would try again what failed
         raise
-
-
-def _hub_variables() -> dict[str, str]:
-    """Those of HUB_VARIABLES that this process has."""
-    return {name: os.environ[name] for name in HUB_VARIABLES if os.environ.get(name)}
-
-
-def _tell_of_hub(service: Service) -> None:
-    """Say where the service looks for the hub's models and token: it has no other variables of the user's shell."""
+    print(f"A node runs now and at each boot, as {service.user}. `cluster service logs` shows what it says.")
     print(f"Models of the hub: {service.hub_cache}")
     if service.token.is_file():
         print(f"Token for gated models: {service.token}")
@@ -120,18 +112,23 @@ def _tell_of_hub(service: Service) -> None:
         print("If your shell sets HF_HOME, install it again with: sudo --preserve-env=HF_HOME")
 
 
+def _hub_variables() -> dict[str, str]:
+    """Those of HUB_VARIABLES that this process has."""
+    return {name: os.environ[name] for name in HUB_VARIABLES if os.environ.get(name)}
+
+
 def _left(manager: Manager) -> list[str]:
     """Lines about the files that stay when the service goes; of those that are not there, none."""
     try:
         installed = manager.read(manager.file.read_text(encoding="utf-8"))
         home = Path(installed.environment.get("HOME") or pwd.getpwnam(installed.user).pw_dir)
-    except (OSError, ValueError, KeyError):
+        config = installed.config or home / ".config" / "pippin" / "config.toml"
+        hub = Service(Path(installed.arguments[0]), installed.user, home, hub=installed.environment).hub_cache
+    except (OSError, ValueError, KeyError, IndexError):
         return []
-    config = installed.config or home / ".config" / "pippin" / "config.toml"
     data = home / ".pippin"
     with suppress(OSError, ValueError):
         data = home / Path(str(tomllib.loads(config.read_text()).get("data-dir", data)).replace("~", str(home), 1))
-    hub = Service(Path(installed.arguments[0]), installed.user, home, hub=installed.environment).hub_cache
     logs = home.glob(manager.log_files) if manager.log_files else ()
     places = [(data, "the node's identity, models from other nodes, KV"), (config, "its options")]
     places += [*((log, "its log") for log in logs), (hub, "models of the hub, for other programs, too")]
@@ -218,19 +215,13 @@ def _stop(manager: Manager) -> None:
         time.sleep(0.2)
 
 
-def _start(command: Command, manager: Manager) -> None:
+def _succeed(command: Command, manager: Manager) -> None:
     """Have a command succeed, which the end of the service that ran before may delay."""
     deadline = time.monotonic() + 10.0
     while (done := _call(command)).returncode in manager.under_way and time.monotonic() < deadline:
         if _call(manager.loaded).returncode == 0:  # it has started all the same
             return
         time.sleep(0.2)
-    if done.returncode != 0:
-        raise _failed(command, done)
-
-
-def _succeed(command: Command) -> None:
-    done = _call(command)
     if done.returncode != 0:
         raise _failed(command, done)
 

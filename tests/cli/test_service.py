@@ -377,9 +377,16 @@ def test_uninstall_lists_what_stays(
     assert uninstall()[2:] == [str(home / "data"), str(options), *logs, *last]
     shutil.rmtree(home)
     assert uninstall() == ["The service is gone."]
-    machine.manager.file.write_text("of another version")
-    assert main(["service", "uninstall"]) == 0
-    assert not machine.manager.file.exists()
+    for damaged in ("of another version", _without_program(machine.manager), "User=anna\nExecStart=/bin/node --config"):
+        machine.manager.file.write_text(damaged)
+        assert main(["service", "uninstall"]) == 0
+        assert not machine.manager.file.exists()
+
+
+def _without_program(manager: Manager) -> str:
+    """As a person may have changed the file."""
+    text = manager.definition(Service(Path("/bin/node"), "anna", Path("/home/anna")))
+    return re.sub(r"(<key>ProgramArguments</key>\s*<array>).*?(</array>)", r"\1\2", text, flags=re.DOTALL)
 
 
 def _entry(home: Path) -> tuple[str, str, int, int, str, str, str]:
