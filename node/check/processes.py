@@ -59,6 +59,8 @@ class Node:
                 if isinstance(event, dict):  # else a comment
                     stamps.append(time.perf_counter())
                     text += "".join(choice["text"] for choice in event["choices"])
+        if not stamps:
+            raise PartFailed(f"an answer came to nothing. {self.last_words}")
         return {"text": text, "first": stamps[0] - begin, "rest": stamps[-1] - stamps[0]}
 
     @contextlib.contextmanager
