@@ -88,6 +88,7 @@ class WantedModels:
         """Forget a model that a user unloads, also if nodes name it with --model."""
         self.unloaded.add(model)
         self.models.pop(model, None)
+        self.describing.pop(model, None)  # whoever wants it again must not wait for that one
 
     def forget_users(self) -> None:
         """Forget what users told this node while it was head: the head of now may have been told otherwise."""
@@ -137,8 +138,9 @@ class WantedModels:
                 wanted.failure, wanted.failed_at = refusal, now()
                 wanted.retry.fail()
         finally:
-            del self.describing[model]
-            if wanted.failure and model in self._only_asked(self._agent.placement):
+            if self.describing.get(model) is asyncio.current_task():
+                del self.describing[model]
+            if wanted.failure and self.models.get(model) is wanted and model in self._only_asked(self._agent.placement):
                 del self.models[model]  # those who wait are told; a later request makes the head try again
             self._agent.head_due.notify()
         return wanted.failure
@@ -167,8 +169,8 @@ class WantedModels:
 
     def issues(self) -> tuple[Issue, ...]:
         """Of the models that are served without the draft model that a node wants for them."""
-        served = ((model, wanted) for model, wanted in self.models.items() if wanted.spec and self._draft_of(model))
-        return tuple(wanted.draft_failure for _, wanted in served if wanted.draft_failure)
+        served = [wanted for model, wanted in self.models.items() if wanted.spec and self._draft_of(model)]
+        return tuple(wanted.draft_failure for wanted in served if wanted.draft_failure)
 
     def _draft_of(self, model: str) -> str:
         """The draft model that a node wants for a model; empty if none does."""

@@ -141,6 +141,33 @@ def stage(state: StageState, ring: str = "r") -> StageReport:
     return StageReport(ring, Shard(ModelVersion("org/m"), 0, 1), state, error="model_broken: It is damaged.")
 
 
+async def test_a_model_that_is_unloaded_while_it_is_searched_can_be_wanted_at_once() -> None:
+    searches = asyncio.Queue[asyncio.Future[ModelSpec]]()
+
+    def find(_: str) -> asyncio.Future[ModelSpec]:
+        searches.put_nowait(search := asyncio.get_running_loop().create_future())
+        return search
+
+    agent: Any = SimpleNamespace(alive=list, placement=Placement(), head_due=SimpleNamespace(notify=lambda: None))
+    specs: Any = SimpleNamespace(find=find)
+    wanted = WantedModels(agent, specs)
+    async with wanted.group:
+        before = asyncio.create_task(wanted.ask("org/m"))
+        first = await searches.get()
+        wanted.drop("org/m")
+        after = asyncio.create_task(wanted.ask("org/m"))
+        async with asyncio.timeout(10):
+            second = await searches.get()
+        first.set_exception(HubUnavailable("The hub cannot be reached."))
+        with pytest.raises(HubUnavailable):
+            await before
+        assert list(wanted.models) == list(wanted.describing) == ["org/m"]
+        second.set_result(SPEC)
+        await after
+    assert wanted.models["org/m"].spec == SPEC
+    assert not wanted.describing
+
+
 def test_a_load_that_fails_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     loads, pauses = Loads(monkeypatch), []
     for _ in range(7):
