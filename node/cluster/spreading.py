@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from node.core.models import ModelSpec
 from node.core.reports import NodeReport, RingTraffic
 from node.core.rings import Placement, Ring
-from node.placement.speed import pace
+from node.placement.speed import pace, with_measured_head
 from node.placement.spread import MIN_GAIN, Single, Spread, Stream, best_single, best_spread, families_of_all
 
 log = logging.getLogger(__name__)
@@ -59,12 +59,8 @@ class _Load:
 class Spreading:
     def __init__(self) -> None:
         self._loads: dict[str, _Load] = {}
-        self._idle: frozenset[str] = frozenset()
-
-    @property
-    def idle(self) -> tuple[str, ...]:
-        """The models of the last choice that have no request."""
-        return tuple(sorted(self._idle))
+        self.idle: tuple[str, ...] = ()
+        """The models of the last choice that have no request, sorted."""
 
     def choose(
         self, placement: Placement, specs: Sequence[ModelSpec], nodes: Sequence[NodeReport], now: float
@@ -74,17 +70,19 @@ class Spreading:
         """
         reports = {node.info.id: node for node in nodes}
         by_rule = any(node.min_stages > 1 for node in nodes)
-        free = [spec for spec in specs if _may_be_cut(spec) and not spec.wish.stages and not by_rule]
+        # Without loss: a model whose later layers read the tokens takes pictures in one stage only.
+        divisible = [spec for spec in specs if spec.cuts and not (spec.shared_ends and spec.picture_bytes)]
+        free = [spec for spec in divisible if not spec.wish.stages and not by_rule]
         self._loads = {spec.id: self._loads.get(spec.id) or _Load(now) for spec in free}
         spreads, idle = list[Spread](), set[str]()
-        for spec in free:
+        for spec in [with_measured_head(each, nodes) for each in free]:
             rings = [ring for ring in placement.rings if ring.model == spec.id]
             traffic = {ring.id: each for ring in rings if (each := _traffic(ring, reports))}
             if spread := self._choose(self._loads[spec.id], spec, rings, traffic, nodes, now):
                 spreads.append(spread)
                 if not sum(each.running + each.queued for each in traffic.values()):
                     idle.add(spec.id)
-        self._idle = frozenset(idle)
+        self.idle = tuple(sorted(idle))
         return tuple(spreads)
 
     def _choose(
@@ -98,9 +96,10 @@ class Spreading:
     ) -> Spread | None:
         busy_s = min(now - load.seen_at, 2.0)  # most that counts between two looks
         load.seen_at = now
+        weight = min(1.0, busy_s / SETTLE_S)
         requests = sum(each.running + each.queued for each in traffic.values())
         if requests:
-            load.several += ((requests > 1) - load.several) * min(1.0, busy_s / SETTLE_S)
+            load.several += ((requests > 1) - load.several) * weight
         lone = next((ring for ring in rings if requests == 1 and ring.id in traffic and traffic[ring.id].running), None)
         staying = {node.info.id for node in nodes if not node.draining}
         spread = next(
@@ -114,7 +113,7 @@ class Spreading:
         if load.was_spread:  # it is lost, or has been replaced
             load.end(now)
         if measured and lone and len(lone.stages) == 1:
-            load.stream = _smoothed(load.stream, lone.driver, measured, min(1.0, busy_s / SETTLE_S))
+            load.stream = _smoothed(load.stream, lone.driver, measured, weight)
             if load.chosen is None and now >= load.not_before:
                 self._seek(load, spec, load.stream, nodes, busy_s)
         present = {node.info.id for node in nodes if families_of_all(spec, node) is not None}
@@ -136,8 +135,9 @@ class Spreading:
         if load.better_s >= SETTLE_S:
             load.chosen, load.better_s = found, 0.0
             load.single = best_single(spec, nodes, paces, stream)
-            names = " and ".join(_names(found.nodes, nodes))
-            log.info("a stream of %s will be %.1f times as fast on %s together", spec.id, found.gain, names)
+            names = {node.info.id: node.info.name for node in nodes}
+            both = " and ".join(names[node] for node in found.nodes)
+            log.info("a stream of %s will be %.1f times as fast on %s together", spec.id, found.gain, both)
 
     def _keep(
         self,
@@ -162,11 +162,6 @@ class Spreading:
         return load.chosen
 
 
-def _may_be_cut(spec: ModelSpec) -> bool:
-    """Without loss: a model whose later layers read the tokens takes pictures in one stage only."""
-    return bool(spec.cuts) and not (spec.shared_ends and spec.picture_bytes)
-
-
 def _smoothed(before: Stream | None, node: str, measured: RingTraffic, weight: float) -> Stream:
     if before is None or before.node != node:
         return Stream(node, measured.token_ms, measured.foretold)
@@ -177,7 +172,3 @@ def _smoothed(before: Stream | None, node: str, measured: RingTraffic, weight: f
 def _traffic(ring: Ring, reports: Mapping[str, NodeReport]) -> RingTraffic | None:
     driver = reports.get(ring.driver)
     return next((each for each in driver.traffic if each.ring == ring.id), None) if driver else None
-
-
-def _names(nodes: Sequence[str], reports: Sequence[NodeReport]) -> list[str]:
-    return [report.info.name for node in nodes for report in reports if report.info.id == node]

@@ -71,6 +71,8 @@ class Speed:
     """Bytes of the layers' weights, per second of a step of one token."""
     tokens_per_s: float
     """Tokens of a prompt that pass through these layers, per second of a chunk."""
+    head_s: float = 0.0
+    """Seconds of the LM head in a step of one token; 0 unless the shard has the first layer, and with it the head."""
 
 
 @dataclass(frozen=True, slots=True)

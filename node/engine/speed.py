@@ -29,6 +29,8 @@ class Measured:
     """Bytes of the layers' weights, per second of a step of one token."""
     tokens_per_s: float
     """Tokens per second of a chunk of a prompt."""
+    head_s: float
+    """Of the head in a step of one token; 0 if the stage has none."""
     groups: tuple[Counts, ...]
     """See equal_rows."""
     seconds: Mapping[int, float]
@@ -59,7 +61,7 @@ def measure(stage: Stage, groups: tuple[Counts, ...] = ()) -> Generator[float, N
     finally:
         own.lanes.clear()
         mx.clear_cache()
-    return Measured(size / layers_s, chunk / prompt_s, groups, seconds)
+    return Measured(size / layers_s, chunk / prompt_s, head_s, groups, seconds)
 
 
 def _head(stage: Stage, count: int, dtype: mx.Dtype) -> Callable[[], list[mx.array]]:

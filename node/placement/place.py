@@ -17,7 +17,7 @@ from node.core.rings import Fence, Placement, Refusal, Ring, RingPlace
 from node.placement.footprint import stage_bytes
 from node.placement.loaded_layers import rings_of_loaded_layers
 from node.placement.search import CONTEXTS, SESSIONS, Goal, draft_of, find_ring, refusal
-from node.placement.speed import TOO_SLOW, is_quicker, pace, token_ms
+from node.placement.speed import TOO_SLOW, is_quicker, pace, token_ms, with_measured_head
 from node.placement.split import boundaries
 from node.placement.spread import Spread
 
@@ -60,7 +60,7 @@ def place(
     model has no other place. A ring that is replaced and still fits is `retiring`.
     """
     rules = rules or Rules()
-    models = list({spec.id: spec for spec in models}.values())
+    models = [with_measured_head(spec, nodes) for spec in {spec.id: spec for spec in models}.values()]
     sessions, lengths = sorted(rules.max_sessions, reverse=True), sorted(rules.contexts, reverse=True)
     chosen = {spread.model: spread.stages for spread in rules.spreads}
     goals = [Goal(lengths, sessions[i:], rules.min_stages, chosen) for i in range(len(sessions))]
@@ -112,9 +112,15 @@ class _Attempt:
         self.refused: list[Refusal] = []
 
     def place_all(self) -> None:
-        reserved = {spec.id: self._reserve_existing(spec) for spec in self._models}
+        # The best existing ring of each model keeps its memory while all are placed.
+        reserved: dict[str, Ring] = {}
         for spec in self._models:
-            if ring := self._first_ring(spec, reserved[spec.id]):
+            if ring := next((each for each in self._existing[spec.id] if _fits(spec, each, self._free)), None):
+                self._existing[spec.id].remove(ring)
+                _reserve(self._free, spec, ring)
+                reserved[spec.id] = ring
+        for spec in self._models:
+            if ring := self._first_ring(spec, reserved.get(spec.id)):
                 self._add(spec, ring)
             else:
                 placed = [model for model, rings in self.rings.items() if rings]
@@ -146,29 +152,21 @@ class _Attempt:
     # --- existing rings -----------------------------------------------------------------------------------------------
 
     def _conforming(self, spec: ModelSpec, old: Sequence[Ring]) -> list[Ring]:
-        found = [ring for ring in old if ring.version == spec.version and self._conforms(spec, ring)]
-        return sorted(found, key=lambda ring: (self._is_draining(ring), self._distance(spec, ring), ring.retiring))
-
-    def _conforms(self, spec: ModelSpec, ring: Ring) -> bool:
         legal_starts, goal = boundaries(spec), self._goal
-        legal = ring.stages[-1].end == spec.layers and all(stage.start in legal_starts for stage in ring.stages)
-        wanted = ring.context in goal.contexts_for(spec) and ring.max_sessions in goal.sessions
-        barred = any((spec.id, node) in self._rules.barred for node in ring.nodes)
-        same_draft = ring.draft == draft_of(spec, len(ring.stages))
-        allowed = legal and wanted and same_draft and not barred
-        return allowed and _fits(spec, ring, self._free) and self._is_connected(spec, ring)
+        found: list[Ring] = []
+        for ring in (each for each in old if each.version == spec.version):
+            legal = ring.stages[-1].end == spec.layers and all(stage.start in legal_starts for stage in ring.stages)
+            wanted = ring.context in goal.contexts_for(spec) and ring.max_sessions in goal.sessions
+            barred = any((spec.id, node) in self._rules.barred for node in ring.nodes)
+            same_draft = ring.draft == draft_of(spec, len(ring.stages))
+            allowed = legal and wanted and same_draft and not barred
+            if allowed and _fits(spec, ring, self._free) and self._is_connected(spec, ring):
+                found.append(ring)
+        return sorted(found, key=lambda ring: (self._is_draining(ring), self._distance(spec, ring), ring.retiring))
 
     def _is_connected(self, spec: ModelSpec, ring: Ring) -> bool:
         """Whether each node of the ring can reach the next one."""
         return isfinite(self._token_ms(spec, ring))
-
-    def _reserve_existing(self, spec: ModelSpec) -> Ring | None:
-        """Reserve the memory of the model's best existing ring while all models are placed."""
-        ring = next((ring for ring in self._existing[spec.id] if _fits(spec, ring, self._free)), None)
-        if ring:
-            self._existing[spec.id].remove(ring)
-            _reserve(self._free, spec, ring)
-        return ring
 
     def _is_draining(self, ring: Ring) -> bool:
         return not self._draining.isdisjoint(ring.nodes)

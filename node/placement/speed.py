@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from node.core.models import ModelSpec
@@ -40,10 +41,13 @@ of one name differ by a quarter. What is slower was measured while the Mac did s
 """
 PROMPT_TOKENS = 4
 """Tokens of prompts to compute for each token generated: a chat has one or two, a coding agent many more."""
-_LEAST_BYTES = 64 * 2**20
+_LEAST_BYTES = 32 * 2**20
 """Measurements of smaller models do not count: their steps take a millisecond or two, of which little is reading weights."""
 _PLAUSIBLE = (1e6, 1e14)
 """Bounds of a measured number of bytes per second; others are ignored."""
+
+_MOST_HEAD = 10.0
+"""A byte of the head takes at most so many times as long as one of the layers, or this part of it; others are ignored."""
 
 Pace = Mapping[str, float]
 """For each node, milliseconds per byte of a model's weights: of a step of one token, with its share of the prompts."""
@@ -64,6 +68,18 @@ def pace(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Pace:
     slowness |= {mac: best for mac in macs if slowness[mac] > UNEXPLAINED * best}
     scale = median(slowness.values()) if slowness else 1.0
     return {node: ms * slowness.get(node, scale) for node, ms in typical.items()}
+
+
+def with_measured_head(spec: ModelSpec, nodes: Sequence[NodeReport]) -> ModelSpec:
+    """The description of a model whose head has as many bytes as the layers read in the time that the head takes: the median of the
+    nodes that measured both. Layers have small matrices, and a head is often quantised less, so a byte of each takes its own time.
+    """
+    if not spec.head_bytes or sum(spec.layer_bytes) < _LEAST_BYTES:
+        return spec
+    mine = [each for node in nodes for each in node.speeds if each.shard.version.files == spec.version.files]
+    costs = [each.head_s * each.bytes_per_s / spec.head_bytes for each in mine]
+    plausible = [cost for cost in costs if 1 / _MOST_HEAD <= cost <= _MOST_HEAD]
+    return replace(spec, head_bytes=round(median(plausible) * spec.head_bytes)) if plausible else spec
 
 
 def _measured(spec: ModelSpec, node: NodeReport) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Container, Generato
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -52,8 +53,8 @@ class LoadedShard:
     chunk: int = 0
     """At a driver: most tokens of a prompt in one step, since larger ones took the device too long; 0 before."""
 
-    idle_since: float | None = None
-    """When it was first seen that no ring uses it."""
+    idle_since: float = inf
+    """When it was first seen that no ring uses it; infinite while one does."""
 
     @property
     def is_mtp(self) -> bool:
@@ -190,7 +191,7 @@ class LoadedShards:
             rate, tokens = format_bytes(round(found.bytes_per_s)), found.tokens_per_s
             said = "layers %d-%d of %s compute %.0f tokens/s of a prompt, and read %s/s of weights"
             log.log(level, said, shard.start, shard.end - 1, shard.model, tokens, rate)
-            self.speeds.note(Speed(shard, found.bytes_per_s, found.tokens_per_s), now())
+            self.speeds.note(Speed(shard, found.bytes_per_s, found.tokens_per_s, found.head_s), now())
             self.speeds.note_rows(shard, found.groups, found.seconds)
             for family in self.speeds.families(shard):
                 costs = ", ".join(f"{cost:.2f} for {count}" for count, cost in family.costs)
@@ -227,7 +228,8 @@ class LoadedShards:
         """
         self._loaded = dict(sorted(self._loaded.items(), key=lambda item: item[0] in used))
         idle = self.idle(used)
-        self._note_idle(used)
+        for shard, loaded in self._loaded.items():
+            loaded.idle_since = inf if shard in used else min(loaded.idle_since, now())
         for shard in list(self._loaded):
             leftover = self._loaded[shard].stage.leftover
             # No ring may inherit KV from before a failure of the device.
@@ -240,8 +242,7 @@ class LoadedShards:
         lends = {idler for idler in idle for shard in used if shard not in self._loaded and self._lent(idler, shard)}
         # A stable order: the least recently used first.
         for shard in sorted(idle, key=lambda shard: (shard.model not in released, shard in lends)):
-            idle_since = self._loaded[shard].idle_since
-            is_old = idle_since is not None and now() >= idle_since + IDLE_S and shard not in lends
+            is_old = now() >= self._loaded[shard].idle_since + IDLE_S and shard not in lends
             if shard.model in released or is_old or self.kept_bytes(used) > spare:
                 log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
                 models.append(self._loaded.pop(shard).stage.model)
@@ -251,10 +252,3 @@ class LoadedShards:
         self._wired -= gone
         if gone and (wiring := self._compute.wiring):
             await self._compute.run(wiring.release, sum(weight.wired for weight in gone))
-
-    def _note_idle(self, used: Container[Shard]) -> None:
-        for shard, loaded in self._loaded.items():
-            if shard in used:
-                loaded.idle_since = None
-            elif loaded.idle_since is None:
-                loaded.idle_since = now()

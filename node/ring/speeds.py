@@ -44,12 +44,16 @@ class Speeds:
         self._rows: dict[Shard, _Rows] = {}
 
     def note(self, speed: Speed, now: float) -> None:
-        model = speed.shard.version.files
-        known = self._known.get(model) or _Known(now, speed, None)
-        best = _best(known.best, speed)
-        # The first one has none to agree with.
-        agreed = best if speed is not known.best and _agree(known.best, speed) else known.agreed
-        keep(self._known, model, _Known(now, best, agreed), MOST_SPEEDS)
+        shard = speed.shard
+        known = self._known.get(shard.version.files) or _Known(now, speed, None)
+        before = known.best
+        weights, prompts = (before.bytes_per_s, speed.bytes_per_s), (_prompt_rate(before), _prompt_rate(speed))
+        # The better of each rate, as one may be disturbed and the other not.
+        head_s = min(filter(None, (before.head_s, speed.head_s)), default=0.0)
+        best = Speed(shard, max(weights), max(prompts) / (shard.end - shard.start), head_s)
+        agree = all(max(rates) <= AGREE * min(rates) for rates in (weights, prompts))
+        agreed = best if agree and speed is not before else known.agreed  # the first one has none to agree with
+        keep(self._known, shard.version.files, _Known(now, best, agreed), MOST_SPEEDS)
 
     def note_rows(self, shard: Shard, groups: Sequence[tuple[int, ...]], seconds: Mapping[int, float]) -> None:
         """Numbers of tokens of one session in a step, in groups of equal bits, and the seconds of such steps. As with speeds,
@@ -106,14 +110,3 @@ def slowest_token_s(stages: Sequence[StageSpec], known: Mapping[str, Speed]) -> 
 def _prompt_rate(speed: Speed) -> float:
     """Layers that the tokens of a prompt pass through, per second: comparable between shards of a model."""
     return speed.tokens_per_s * (speed.shard.end - speed.shard.start)
-
-
-def _best(one: Speed, other: Speed) -> Speed:
-    """The better of each rate, as one may be disturbed and the other not; for the layers of `other`."""
-    tokens_per_s = max(map(_prompt_rate, (one, other))) / (other.shard.end - other.shard.start)
-    return Speed(other.shard, max(one.bytes_per_s, other.bytes_per_s), tokens_per_s)
-
-
-def _agree(one: Speed, other: Speed) -> bool:
-    pairs = (one.bytes_per_s, other.bytes_per_s), (_prompt_rate(one), _prompt_rate(other))
-    return all(max(pair) <= AGREE * min(pair) for pair in pairs)

@@ -303,14 +303,16 @@ class RowCost(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
 
 class Speed(_message.Message):
-    __slots__ = ("shard", "bytes_per_s", "tokens_per_s")
+    __slots__ = ("shard", "bytes_per_s", "tokens_per_s", "head_s")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    HEAD_S_FIELD_NUMBER: _ClassVar[int]
     shard: Shard
     bytes_per_s: float
     tokens_per_s: float
-    def __init__(self, shard: _Optional[_Union[Shard, _Mapping]] = ..., bytes_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
+    head_s: float
+    def __init__(self, shard: _Optional[_Union[Shard, _Mapping]] = ..., bytes_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., head_s: _Optional[float] = ...) -> None: ...
 
 class RingTraffic(_message.Message):
     __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses", "recomputed", "requests", "used_at", "foretold", "token_ms", "prompt_done", "prompt_tokens", "prompt_tokens_per_second")

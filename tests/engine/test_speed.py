@@ -24,6 +24,7 @@ def test_stages_of_any_kind_can_be_measured_and_keep_nothing_of_it(name, tmp_pat
     for stage in (driver, load(directory, 1, driver.plan.layers)):
         found = at_a_stretch(measure(stage))
         assert found.bytes_per_s > 0 < found.tokens_per_s
+        assert (found.head_s > 0) == (stage is driver)
         assert stage.lanes.kv_bytes == 0
         stage.lanes.apply(Open(-1))  # the number of its lane is free
 

@@ -120,6 +120,28 @@ def test_the_head_is_work_too():
     assert layers(shape(only([model(ends=1600 * MB)], nodes, min_stages=2))) == {"a": 12, "b": 20}
 
 
+@pytest.mark.parametrize(
+    ("seconds", "stages"),
+    [
+        (0.008, {"a": 14, "b": 18}),
+        (0.032, {"a": 8, "b": 24}),
+        (0.0, {"a": 12, "b": 20}),  # not measured
+        (1e-9, {"a": 12, "b": 20}),  # can't be
+        (60.0, {"a": 12, "b": 20}),
+    ],
+)
+def test_the_head_is_as_much_work_as_layers_of_its_time(seconds, stages):
+    """At 100 GB/s, its 1.6 GB would take 16 ms."""
+    spec = model(ends=1600 * MB)
+    (speed,) = measured(mac("a", "M4"), 100 * GIGA * MB / 1e6).speeds
+    heads = [dataclasses.replace(speed, head_s=each) for each in (seconds, 0.0)]
+    nodes = [dataclasses.replace(mac(name, "M4"), speeds=(head,)) for name, head in zip("ab", heads, strict=True)]
+    assert layers(shape(only([spec], nodes, min_stages=2))) == stages
+    other = dataclasses.replace(heads[0], shard=dataclasses.replace(speed.shard, version=ModelVersion("k")))
+    nodes[0] = dataclasses.replace(nodes[0], speeds=(speed, other))
+    assert layers(shape(only([spec], nodes, min_stages=2))) == {"a": 12, "b": 20}
+
+
 def test_memory_goes_before_speed():
     nodes = [mac("a", "M1", 48 * GB), mac("b", "M4 Max", 2 * GB)]
     ring = only([model()], nodes, min_stages=2, contexts=[8192], max_sessions=[1])

@@ -212,7 +212,7 @@ class World:
         yield 0.0
         self.known.append(groups)
         rate = self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
-        return Measured(rate, 300.0, groups or ((1,), (2, 3)), {1: 2.0, 2: 2.2, 3: 3.0})
+        return Measured(rate, 300.0, 0.0, groups or ((1,), (2, 3)), {1: 2.0, 2: 2.2, 3: 3.0})
 
     def _release(self, models: list[Any]) -> Generator[float, None, None]:
         models.clear()
@@ -816,7 +816,7 @@ async def test_layers_that_are_unloaded_are_not_measured(world: World, monkeypat
     def second_never_ends(_stage: FakeStage, _groups: Groups) -> Generator[float, None, Measured]:
         yield 0.0
         monkeypatch.setattr(loaded_shards, "measure", endless)
-        return Measured(50e9, 300.0, ((1,),), {})
+        return Measured(50e9, 300.0, 0.0, ((1,),), {})
 
     def endless(_stage: FakeStage, _groups: Groups) -> Generator[float, None, Measured]:
         again.set()

@@ -44,6 +44,14 @@ def test_the_rate_of_a_prompt_has_to_agree_too_whatever_the_number_of_layers():
     assert list(speeds.agreed()) == [Speed(Shard(ModelVersion("m"), 0, 4), 50.0, 200.0)]
 
 
+def test_the_head_is_known_from_the_best_measurement_of_a_shard_with_it():
+    speeds, later = noted(50.0), Shard(ModelVersion("m"), 4, 8)
+    for shard, head_s in ((SHARD, 0.004), (SHARD, 0.003), (later, 0.0), (SHARD, 0.005)):
+        speeds.note(Speed(shard, 50.0, 100.0, head_s), 1.0)
+        (known,) = speeds.agreed()
+        assert known.head_s == (0.004 if head_s == 0.004 else 0.003)
+
+
 def test_one_rate_that_was_disturbed_while_the_other_was_best_does_not_keep_them_from_agreeing():
     speeds = noted(50.0, prompts=10.0)
     for at in (1.0, 2.0):

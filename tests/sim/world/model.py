@@ -683,7 +683,7 @@ def fake_measure(stage: FakeStage, groups: Any = ()) -> Generator[float, None, M
     yield 0.0
     rate = stage.process.machine.bytes_per_s * stage.process.world.rng.uniform(0.9, 1.0)
     seconds = {count: 1 + 0.1 * count for count in range(1, 6)}
-    return Measured(rate, 10 * rate / stage.weight_bytes, groups or stage.process.world.groups, seconds)
+    return Measured(rate, 10 * rate / stage.weight_bytes, 0.0, groups or stage.process.world.groups, seconds)
 
 
 class FakeCompute(Compute):
