@@ -192,7 +192,7 @@ def _tasks(options: argparse.Namespace) -> list[Row]:
     tasks = {task["name"]: task["content"] for task in tomllib.loads(guesses.TASKS.read_text())["task"]}
     with _stock(model, options) as (stock, scratch):
         for stages, nodes in ((2, "ring of 2"), (1, "one node")):
-            with ring_nodes.running(stages, model, scratch, options.preload) as ring:
+            with ring_nodes.running(stages, model, scratch, options.preload, by_speed=stages > 1) as ring:
                 found = []
                 for name, prompt in zip(tasks, ring_parts.chats(model, list(tasks.values())), strict=True):
                     pairs = ring_parts.free_text(stock, ring, model, [prompt], options)

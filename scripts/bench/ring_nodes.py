@@ -97,13 +97,14 @@ def running(
     pinned: bool = True,
     with_keys: bool = True,
     from_two: bool = False,
+    by_speed: bool = False,
     more: Sequence[str] = (),
     data: str = "",
 ) -> Iterator[NodeRing]:
     """Start the nodes and wait until they hold the model; at the end, stop them.
 
     `pinned`: each to a core of its own, the driver to the first one. `with_keys`: requests need an API key. `from_two`: see
-    node_from_two.py. `more`: options of all nodes. `data`: begins the names of their folders in `scratch`, so that a later
+    node_from_two.py. `by_speed`: load the model once more when its speed on each node is known, as that divides its layers. `more`: options of all nodes. `data`: begins the names of their folders in `scratch`, so that a later
     ring finds those of an earlier one; empty: other rings have others.
     """
     program = (str(Path(__file__).with_name("node_from_two.py")),) if from_two else ("-m", "node")
@@ -130,7 +131,14 @@ def running(
             ]
             with processes.on_cores([core] if (core := cores[number]) is not None else []), log.open("wb") as out:
                 nodes.append(processes.start_node(arguments, out, preload, program))
-        order = _wait_ready(f"http://127.0.0.1:{ports[0]}", keys[0], stages, nodes, logs)
+        url = f"http://127.0.0.1:{ports[0]}/cluster"
+        order = _wait_ready(url, keys[0], stages, nodes, logs)
+        if by_speed:
+            while not all(node["speeds"] for node in _ask(f"{url}/status", keys[0])["nodes"]):
+                time.sleep(0.2)
+            for command in ("unload", "load"):
+                _ask(f"{url}/models/{model.name}/{command}", keys[0], {})
+            order = _wait_ready(url, keys[0], stages, nodes, logs)
         for number, core in zip(order, cores, strict=True):
             processes.pin(nodes[number].pid, core)
         pids = tuple(nodes[number].pid for number in order)
@@ -152,16 +160,23 @@ def assign(stages: int, cores: Sequence[int]) -> list[int | None]:
     return [cores[0], *(others[index % len(others)] for index in range(stages - 1))]
 
 
+def _ask(url: str, key: str, body: Json | None = None) -> Json:
+    """`body`: of a POST."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=START_S) as answer:  # noqa: S310 - our own URL
+        found: Json = json.load(answer)
+        return found
+
+
 def _wait_ready(
     url: str, key: str, count: int, nodes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]
 ) -> list[int]:
     """Return the numbers of the nodes in the order of the ring, the driver first."""
-    asked = urllib.request.Request(f"{url}/cluster/status", headers={"Authorization": f"Bearer {key}"})  # noqa: S310 - our own URL
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and all(node.poll() is None for node in nodes):
         with contextlib.suppress(OSError):
-            with urllib.request.urlopen(asked, timeout=2) as answer:  # noqa: S310 - our own URL
-                status: Json = json.load(answer)
+            status = _ask(f"{url}/status", key)
             rings = [ring for model in status["models"] for ring in model["rings"] if len(ring["stages"]) == count]
             if status["state"] == "ready" and rings:
                 names = {node["id"]: node["name"] for node in status["nodes"]}
