@@ -46,7 +46,10 @@ class MessageOutput:
             yield {"type": "message_start", "message": self.whole()}
         if self.body.max_tokens:  # else the answer's one token is not wanted
             if delta.reasoning:
-                yield from self._think(delta.reasoning)
+                yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
+                if self.body.thinking.display == "summarized":
+                    self.content[-1]["thinking"] += delta.reasoning
+                    yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
             if delta.text:
                 yield from self._open({"type": "text", "text": ""})
                 self.content[-1]["text"] += delta.text
@@ -70,12 +73,6 @@ class MessageOutput:
             **self._ending,
             "usage": {**self._usage(), "service_tier": "standard"},
         }
-
-    def _think(self, thoughts: str) -> Iterator[Json]:
-        yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
-        if self.body.thinking.display == "summarized":
-            self.content[-1]["thinking"] += thoughts
-            yield self._delta({"type": "thinking_delta", "thinking": thoughts})
 
     def _call(self, call: CallDelta) -> Iterator[Json]:
         """Begin a call (its id and name are set), or append to its arguments."""

@@ -95,13 +95,11 @@ class Answer:
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         self.accepted_prediction_tokens = event.accepted_prediction_tokens
         made = "" if event.token in self._silent_ends else self._detokenizer.add(event.token)
-        if self._reader:
-            return self._take_parts(self._reader, event, made)
-        if self._logprobs and event.token not in self._without_logprobs:
-            self._waiting.append(TokenText(event, made, self._size))
-        return self._take_text(made, event.finish)
-
-    def _take_parts(self, reader: Reader, event: TokenEvent, made: str) -> Delta:
+        reader = self._reader
+        if reader is None:
+            if self._logprobs and event.token not in self._without_logprobs:
+                self._waiting.append(TokenText(event, made, self._size))
+            return self._take_text(made, event.finish)
         symbols = [event.token] if event.token in self._marks else made
         if self._logprobs:
             self._unread[event.position] = event

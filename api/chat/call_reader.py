@@ -61,12 +61,10 @@ class CallReader:
             self._begin(parts, name)
         if self._is_custom:
             parts.add_call(CallDelta(self._calls - 1, ended=not cut, custom=True))
-        is_between = self._calls > 0 and not self._begins_call() and not self._inside and not self._is_custom
+        begins_call = bool(self._head) and self._head[0].symbol == _CALL
+        is_between = self._calls > 0 and not (begins_call or self._inside or self._is_custom)
         parts.cut = cut and not (is_between or (self._or_text and not self._calls))
         return parts
-
-    def _begins_call(self) -> bool:
-        return bool(self._head) and self._head[0].symbol == _CALL
 
     def _only_name(self) -> str | None:
         """The function of a call that was cut before its arguments; None if more than one could have followed."""

@@ -29,12 +29,13 @@ def make_reader(use: ToolUse, grammar: str, tokenizer: Tokenizer, prompt: Sequen
     dialect = tokenizer.dialect
     if not any(dialect.markers(tools=bool(use.tools)).values()):
         return None
-    channel = dialect.channel_after(prompt)
-    form = dialect.form if grammar else None
-    free = {_beginning(form, name): name for name in use.custom} if form else {}
+    free: dict[re.Pattern[str], str] = {}
+    if grammar and (form := dialect.form):
+        head, opening = pattern(form.head), pattern("".join(map(str, form.opening)))
+        free = {re.compile(head + re.escape(name) + opening): name for name in use.custom}
     return FamilyReader(
         tokenizer,
-        channel=channel,
+        channel=dialect.channel_after(prompt),
         tools=use.for_template,
         names=use.names,
         many=use.many,
@@ -108,11 +109,6 @@ async def _arguments(grammars: Grammars, use: ToolUse, index: int, function: Fun
 
 def _param(use: ToolUse, index: int) -> str:
     return f"functions[{index}].parameters" if use.legacy else f"tools[{index}].function.parameters"
-
-
-def _beginning(form: CallForm, name: str) -> re.Pattern[str]:
-    """Of a call with a text of its own."""
-    return re.compile(pattern(form.head) + re.escape(name) + pattern("".join(map(str, form.opening))))
 
 
 def _has_no_head(use: ToolUse) -> bool:

@@ -143,7 +143,10 @@ class FamilyReader:
             parts.text += [glyph for glyph in (*whole, *closing) if isinstance(glyph.symbol, str)]
             return False
         for call in calls if self._many else calls[:1]:
-            self._add_call(parts, call)
+            arguments = call.arguments
+            if call.name in self._custom:  # such a tool has its text alone
+                arguments = without_halves(input_of(arguments, ended=call.ended))
+            self._add(parts, call.name, arguments, ended=call.ended)
         parts.ended = not self._many
         return True
 
@@ -194,13 +197,6 @@ class FamilyReader:
                 parts.ended = not self._many
                 return True
         return False
-
-    def _add_call(self, parts: Parts, call: BegunCall) -> None:
-        """Add a call with arguments in JSON, of which a custom tool has its text alone."""
-        arguments = call.arguments
-        if call.name in self._custom:
-            arguments = without_halves(input_of(call.arguments, ended=call.ended))
-        self._add(parts, call.name, arguments, ended=call.ended)
 
     def _add(self, parts: Parts, name: str, arguments: str, *, ended: bool) -> None:
         is_custom = name in self._custom

@@ -55,7 +55,7 @@ class Prepared:
     body: GenerationRequest
     sampling: Sampling
     prediction: tuple[int, ...] | None
-    """What the client expects of each answer; None if it has not said."""
+    """What the client expects of each answer, cut to its length; None if it has not said."""
     grammar: str = ""
     """Grammar that each answer must follow; empty: none."""
 
@@ -64,7 +64,14 @@ class Prepared:
         cls, request: web.Request, model: OpenModel, body: GenerationRequest, answer_id: str, grammar: str = ""
     ) -> "Prepared":
         """Raises BadRequest, and the encoder's errors."""
-        prediction = await _read_prediction(model, body)
+        prediction: tuple[int, ...] | None = None
+        content = body.prediction.content if body.prediction else None
+        most = model.context if body.answer_tokens is None else min(body.answer_tokens, model.context)
+        if isinstance(content, str):
+            prediction = tuple(await model.encoder.encode_prediction(content, most=most))
+        elif content is not None:
+            check_tokens(model, content, param="prediction")
+            prediction = tuple(content[:most])
         return cls(answer_id, request[CLIENT], model, body, body.sampling(model.sampling), prediction, grammar)
 
     def choices(
@@ -249,18 +256,6 @@ def best(choices: Sequence[Choice], body: GenerationRequest) -> list[Choice]:
 
     groups = [choices[first : first + body.copies] for first in range(0, len(choices), body.copies)]
     return [choice for group in groups for choice in sorted(group, key=mean_logprob, reverse=True)[: body.n]]
-
-
-async def _read_prediction(model: OpenModel, body: GenerationRequest) -> tuple[int, ...] | None:
-    """The client's prediction, cut to the length of the answer."""
-    if body.prediction is None:
-        return None
-    most = model.context if body.answer_tokens is None else min(body.answer_tokens, model.context)
-    content = body.prediction.content
-    if isinstance(content, str):
-        return tuple(await model.encoder.encode_prediction(content, most=most))
-    check_tokens(model, content, param="prediction")
-    return tuple(content[:most])
 
 
 def check_tokens(model: OpenModel, tokens: Sequence[int] | Mapping[int, float], *, param: str) -> None:

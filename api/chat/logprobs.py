@@ -24,18 +24,19 @@ def chat_logprobs(
 ) -> dict[str, Any]:
     content = [
         {
-            **_entry(_spelled(tokenizer, token.event.token, spelling, token.text), token.event.logprob),
-            "top_logprobs": [
-                _entry(_spelled(tokenizer, other, spelling), value) for other, value in _likeliest(token, top)
-            ],
+            **_entry(tokenizer, token.event.token, token.event.logprob, spelling, token.text),
+            "top_logprobs": [_entry(tokenizer, other, value, spelling) for other, value in _likeliest(token, top)],
         }
         for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def _entry(spelled: tuple[str, bytes], logprob: float | None) -> dict[str, Any]:
-    return {"token": spelled[0], "logprob": _bounded(logprob), "bytes": list(spelled[1])}
+def _entry(
+    tokenizer: Tokenizer, token: int, logprob: float | None, spelling: Spelling, shown: str | None = None
+) -> dict[str, Any]:
+    text, spelled = _spelled(tokenizer, token, spelling, shown)
+    return {"token": text, "logprob": _bounded(logprob), "bytes": list(spelled)}
 
 
 def legacy_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -> dict[str, Any]:

@@ -59,9 +59,8 @@ async def prepare(
     prompt = _after(before, chat, model, body) if before else chat
     prepared = await Prepared.of(request, model, body, answer_id, grammar)
     use, most, thinking = body.tool_use, body.thinking_tokens, None
-    if most is not None and (
-        not grammar or split_mark(grammar)[0]
-    ):  # a grammar from the beginning leaves no room for thoughts
+    # A grammar from the beginning leaves no room for thoughts.
+    if most is not None and (not grammar or split_mark(grammar)[0]):
         thinking = thinking_budget(model.tokenizer, chat, most, tools=bool(use.for_template))
     reader = partial(make_reader, use, grammar, model.tokenizer, chat)
     return prepared, prepared.choices(prompt, reader=reader, pictures=pictures, thinking=thinking)
@@ -93,7 +92,12 @@ async def encode_chat(
 
         async def encode(messages: Chat) -> Sequence[int]:
             rendered = await encoder.encode_chat(messages, use.for_template, kwargs, context=context)
-            return await _lay_out(model, rendered, _shown(messages, pictures)) if pictures else rendered
+            if not pictures:
+                return rendered
+            assert model.tokenizer.pictures
+            assert model.pictures
+            lay_out = model.tokenizer.pictures.lay_out
+            return await encoder.work(lay_out, rendered, _shown(messages, pictures), model.pictures)
 
         kept, tokens = await _encode_within(body, context, encode)
         if grammar and (opening := model.tokenizer.dialect.opening):
@@ -135,12 +139,6 @@ def _shown(messages: Chat, pictures: Sequence[Picture]) -> list[Picture]:
     """Those of a request's pictures that these messages for a template have."""
     contents = (each["content"] for each in messages if isinstance(each["content"], list))
     return [pictures[part[NUMBER]] for content in contents for part in content if NUMBER in part]
-
-
-async def _lay_out(model: OpenModel, rendered: Sequence[int], pictures: Sequence[Picture]) -> Sequence[int]:
-    assert model.tokenizer.pictures
-    assert model.pictures
-    return await model.encoder.work(model.tokenizer.pictures.lay_out, rendered, pictures, model.pictures)
 
 
 def _after(before: Sequence[int], prompt: Sequence[int], model: OpenModel, body: ChatRequest) -> Sequence[int]:

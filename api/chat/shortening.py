@@ -29,15 +29,13 @@ class Shortening(NamedTuple):
     def of(self, messages: Chat) -> list[dict[str, Any]]:
         """The messages that are kept."""
         last = _last_user([each["role"] for each in messages])
-        kept = [
-            (index, each)
-            for index, each in enumerate(messages)
-            if index >= self.start or index == last or each["role"] in ("system", "developer")
-        ]
-        return [
-            {**each, "content": _ending(each["content"], self.parts)} if index == last and self.parts else each
-            for index, each in kept
-        ]
+        kept = []
+        for index, each in enumerate(messages):
+            if index == last and self.parts:
+                kept.append({**each, "content": _ending(each["content"], self.parts)})
+            elif index >= self.start or index == last or each["role"] in ("system", "developer"):
+                kept.append(each)
+        return kept
 
 
 def shortenings(roles: Sequence[str]) -> list[Shortening]:

@@ -71,7 +71,11 @@ class Cors:
             return
         check_host(request, self._names)  # a page under a name that was made to lead here reads without an origin
         origin = request.headers.get(hdrs.ORIGIN)
-        if origin is None or origin in self._named or (_is_own(request, origin) and self._is_known(origin)):
+        if origin is None or origin in self._named:
+            return
+        # By an address or a name of this node: other names of the local network may be made to lead here.
+        host = parse_host(origin.partition("://")[2])
+        if _is_own(request, origin) and host and (is_address(host) or host == "localhost" or host in self._names):
             return
         raise OriginNotAllowed(
             f"Pages of {origin[:100]!r} may not {what}.",
@@ -129,11 +133,6 @@ class Cors:
                 f"Pages of {origin[:100]!r} may not use this API.",
                 hint="Start the node with --cors-origin and this origin to allow them.",
             )
-
-    def _is_known(self, origin: str) -> bool:
-        """Whether the origin has an address, or a name of this node: others of the local network may be made to lead here."""
-        host = parse_host(origin.partition("://")[2])
-        return host is not None and (is_address(host) or host == "localhost" or host in self._names)
 
     def _may_ask(self, origin: str) -> bool:
         """Whether the origin is allowed. Browsers write `scheme://host[:port]`, host names in lower case."""

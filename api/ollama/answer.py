@@ -144,22 +144,20 @@ class OllamaOutput:
         }
 
     def _take(self, delta: Delta) -> Said:
-        """The increment with the calls that it completes. One that is cut is left out, as Ollama has no place for a part of it."""
+        """The increment with the calls that it completes, as text if no parser takes their arguments. One that is cut is left out,
+        as Ollama has no place for a part of it.
+        """
         part = Said(delta.text, delta.reasoning, tokens=list(delta.tokens))
         for call in delta.calls:
             self._call.append(call)
-            if call.ended:
-                self._end_call(part)
+            if not call.ended:
+                continue
+            first, written = self._call[0], "".join(each.arguments for each in self._call)
+            self._call = []
+            # The arguments are parsed only once: they may be as long as the context.
+            if (arguments := generated_object(written)) is not None:
+                function = {"index": first.index, "name": first.name, "arguments": arguments}
+                part.calls.append({"id": first.id, "function": function})
+            else:
+                part.text += f'{{"name": {json.dumps(first.name)}, "arguments": {written}}}'
         return part
-
-    def _end_call(self, part: Said) -> None:
-        """Add the finished call to the part, as text if no parser takes it. Its arguments are parsed only once: they may be as
-        long as the context.
-        """
-        call, written = self._call[0], "".join(each.arguments for each in self._call)
-        self._call = []
-        if (arguments := generated_object(written)) is not None:
-            function = {"index": call.index, "name": call.name, "arguments": arguments}
-            part.calls.append({"id": call.id, "function": function})
-        else:
-            part.text += f'{{"name": {json.dumps(call.name)}, "arguments": {written}}}'

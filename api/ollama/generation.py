@@ -28,7 +28,6 @@ from node.core.commands import LoadModel, UnloadModel
 from node.core.errors import BadRequest, ModelNotFound
 from node.core.models import Wish
 from node.text.sandboxed_encoder import OpenModel
-from node.text.tokenizer import Tokenizer
 
 PARAMS = (
     *((f"^{name}$", f"options.{option}") for option, name in SHARED.items()),
@@ -63,10 +62,12 @@ async def generate(env: Env, check_change: CheckChange, request: web.Request, *,
             prompt = await _encode_raw(model, body, asked)
             prepared = await Prepared.of(request, model, asked, answer_id, grammar)
             choices = prepared.choices(prompt)
-    _check_thoughts(body, prepared.model.tokenizer)
+    tokenizer = prepared.model.tokenizer
+    if body.think and not (thinks(tokenizer.template) or "reasoning" in tokenizer.dialect.transitions):
+        raise BadRequest(f"{json.dumps(body.model)} does not support thinking", param="think")  # Ollama's words
     await keep(env, check_change, request, body.model, body.keep_alive)
     output.opened, output.choice = time.monotonic_ns(), choices[0]
-    output.tokenizer, output.top_logprobs = prepared.model.tokenizer, prepared.sampling.logprobs
+    output.tokenizer, output.top_logprobs = tokenizer, prepared.sampling.logprobs
     return await respond(env, request, choices, output)
 
 
@@ -85,12 +86,6 @@ async def _encode_raw(model: OpenModel, body: Generation, asked: CompletionReque
         return await encode((text, suffix))
     candidates = list(zip(endings(text), beginnings(suffix), strict=True))
     return (await fitting(candidates, encode, prompt_room(model.context, asked.answer_tokens)))[1]
-
-
-def _check_thoughts(body: Generation, tokenizer: Tokenizer) -> None:
-    """Raises BadRequest, as Ollama writes it, for thoughts of a model that has none."""
-    if body.think and not (thinks(tokenizer.template) or "reasoning" in tokenizer.dialect.transitions):
-        raise BadRequest(f"{json.dumps(body.model)} does not support thinking", param="think")
 
 
 async def _load(

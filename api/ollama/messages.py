@@ -47,11 +47,13 @@ def for_chat(messages: Sequence[OllamaMessage]) -> list[Json]:
         if message.thinking:
             chat["reasoning_content"] = message.thinking
         if message.tool_calls:
-            calls = [
-                (call.id or f"call_{index}_{place}", call.function) for place, call in enumerate(message.tool_calls)
-            ]
-            chat["tool_calls"] = [_call(*call) for call in calls]
-            waiting = [(function.name, call_id) for call_id, function in calls]
+            chat["tool_calls"], waiting = [], []
+            for place, call in enumerate(message.tool_calls):
+                name, call_id = call.function.name, call.id or f"call_{index}_{place}"
+                arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
+                function = {"name": name, "arguments": arguments}
+                chat["tool_calls"].append({"id": call_id, "type": "function", "function": function})
+                waiting.append((name, call_id))
         if message.role == "tool":
             chat["tool_call_id"] = message.tool_call_id or _call_of(waiting, message.tool_name)
             if message.tool_name:
@@ -66,11 +68,6 @@ def content_of(text: str, images: Sequence[str]) -> str | list[Json]:
         return text
     parts = [url_part(image if image.startswith("data:") else f"data:;base64,{image}") for image in images]
     return [*parts, {"type": "text", "text": text}] if text else parts
-
-
-def _call(call_id: str, function: OllamaFunction) -> Json:
-    arguments = json.dumps(function.arguments or {}, ensure_ascii=False)
-    return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
 def _call_of(waiting: list[tuple[str, str]], tool: str | None) -> str:

@@ -65,16 +65,13 @@ async def ps(env: Env, _request: web.Request) -> web.Response:
     """The models that are ready, by all of their names."""
     models, placed = env.gateway.models, env.gateway.monitor.status().get("models", [])
     loaded = {each["id"]: each for each in placed if each["state"] == "ready"}
-    ready = [await models.told(each) for each in models.entries() if each.model in loaded]
-    running = [
-        {
-            "size_vram": each.bytes,
-            "expires_at": _expires_at(loaded[each.model]),
-            "context_length": loaded[each.model]["context"],
-        }
-        for each in ready
-    ]
-    return web.json_response({"models": [_entry(each) | more for each, more in zip(ready, running, strict=True)]})
+    running = []
+    for each in models.entries():
+        if each.model in loaded:
+            model, status = await models.told(each), loaded[each.model]
+            own = {"size_vram": model.bytes, "expires_at": _expires_at(status), "context_length": status["context"]}
+            running.append(_entry(model) | own)
+    return web.json_response({"models": running})
 
 
 def _expires_at(model: Json) -> str:

@@ -2,7 +2,6 @@
 
 import base64
 import struct
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
@@ -35,15 +34,11 @@ async def create(env: Env, request: web.Request) -> web.Response:
     body = await env.read(request, EmbeddingRequest)
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
     embeddings, tokens = await embed(env, model, body.input, request[CLIENT])
-    written = _base64 if body.encoding_format == "base64" else list
-    data = [
-        {"object": "embedding", "index": index, "embedding": written(embedding)}
-        for index, embedding in enumerate(embeddings)
-    ]
+    data = []
+    for index, vector in enumerate(embeddings):
+        written: str | list[float] = list(vector)
+        if body.encoding_format == "base64":  # of float32, little-endian, as OpenAI writes it
+            written = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+        data.append({"object": "embedding", "index": index, "embedding": written})
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return web.json_response({"object": "list", "data": data, "model": model.id, "usage": usage})
-
-
-def _base64(vector: Sequence[float]) -> str:
-    """Base64 of float32, little-endian, as OpenAI writes it."""
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

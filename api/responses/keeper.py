@@ -77,8 +77,7 @@ class Keeper:
 
     @staticmethod
     def _gone(response_id: str) -> NotFound:
-        hint = "The node that kept it is gone, and its responses with it."
-        return NotFound(_not_found(response_id), hint=hint)
+        return NotFound(_not_found(response_id), hint="The node that kept it is gone, and its responses with it.")
 
     async def before(self, response_id: str) -> StoredResponse:
         """The response that a request continues. Raises PreviousNotFound, PeerUnavailable."""
@@ -90,7 +89,7 @@ class Keeper:
         except NotFound as error:
             hint = error.hint
         raise PreviousNotFound(
-            f"Previous {_not_found(response_id)[:1].lower()}{_not_found(response_id)[1:]}",
+            f"Previous response with id '{response_id[:80]}' not found.",
             hint=hint or "It was not stored, or was deleted to make room.",
             param="previous_response_id",
         )

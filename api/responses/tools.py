@@ -52,17 +52,17 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[PlacedFunction]:
         param = f"tools[{index}]"
         match tool:
             case {"type": "function"}:
-                yield PlacedFunction(Place(None, str(tool.get("name", ""))), _in_chat(_function(tool)), param)
+                yield PlacedFunction(Place(None, str(tool.get("name", ""))), _function(tool), param)
             case {"type": "custom"}:
                 yield PlacedFunction(Place(None, str(tool.get("name", ""))), _custom(tool), param)
             case {"type": "namespace", "name": str(namespace), "tools": list(members)}:
                 for place_in_it, member in enumerate(members):
                     if isinstance(member, dict) and member.get("type") == "function":
-                        name, function = member.get("name"), _function(member)
+                        name, chat = member.get("name"), _function(member)
                         place = Place(namespace, str(name or ""))
                         if name and isinstance(name, str):  # else chat refuses it
-                            function["name"] = flat_name(place)
-                        yield PlacedFunction(place, _in_chat(function), f"{param}.tools[{place_in_it}]")
+                            chat["function"]["name"] = flat_name(place)
+                        yield PlacedFunction(place, chat, f"{param}.tools[{place_in_it}]")
             case {"type": "namespace"}:
                 raise BadRequest("A namespace needs a name and a list of tools.", param=param)
             case {"type": str()}:
@@ -71,8 +71,9 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[PlacedFunction]:
                 raise BadRequest("A tool needs a type.", param=f"{param}.type")
 
 
-def _in_chat(function: Json) -> Json:
-    return {"type": "function", "function": function}
+def _function(tool: Mapping[str, Any]) -> Json:
+    """A function in chat."""
+    return {"type": "function", "function": {name: tool[name] for name in FUNCTION if tool.get(name) is not None}}
 
 
 def _custom(tool: Mapping[str, Any]) -> Json:
@@ -82,7 +83,3 @@ def _custom(tool: Mapping[str, Any]) -> Json:
         case {"type": "grammar", **parts}:
             custom["format"] = {"type": "grammar", "grammar": parts}
     return {"type": "custom", "custom": custom}
-
-
-def _function(tool: Mapping[str, Any]) -> Json:
-    return {name: tool[name] for name in FUNCTION if tool.get(name) is not None}
