@@ -18,14 +18,15 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from node.check.sizes import VOCABULARY
 from node.core.frames import Open
 from node.engine.compute import Compute
-from node.engine.device import choose_device, device_memory
+from node.engine.device import choose_device, device_memory, is_gpu
+from node.engine.graph import weights_in
 from node.engine.load import load_stage
 from node.engine.plan import build
 from node.engine.speed import measure
@@ -47,7 +48,7 @@ def device() -> Json:
         "mlx": version("mlx"),
         "mlx-lm": version("mlx-lm"),
         "computes on": str(mx.default_device()),
-        "is gpu": mx.default_device() != mx.Device(mx.cpu),
+        "is gpu": is_gpu(),
         "for models": device_memory(),
         "info": mx.device_info(),
     }
@@ -61,25 +62,21 @@ def bfloat16() -> bool:
 
 def write(configs: dict[str, Json], folder: str) -> None:
     """Write models of random weights, bfloat16 in 4 bits, each with the built-in model's tokenizer."""
-    for name, config in configs.items():
-        _write(config, Path(folder) / name)
-
-
-def _write(config: Json, path: Path) -> None:
-    mx.random.seed(7)
-    model = build(config)
-    model.update(tree_map(_spread, model.parameters()))  # type: ignore[no-untyped-call]
-    quantize(model, group_size=GROUP, bits=BITS)
-    path.mkdir(parents=True)
-    weights = dict(tree_flatten(model.parameters()))  # type: ignore[no-untyped-call]
-    mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     demo = json.loads((TOKENIZER / "config.json").read_text())
-    tokens = {name: demo[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    (path / "config.json").write_text(
-        json.dumps(config | tokens | {"quantization": {"group_size": GROUP, "bits": BITS}})
-    )
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
-        shutil.copyfile(TOKENIZER / name, path / name)
+    added = {name: demo[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    added["quantization"] = {"group_size": GROUP, "bits": BITS}
+    for name, config in configs.items():
+        path = Path(folder) / name
+        path.mkdir(parents=True)
+        mx.random.seed(7)
+        model = build(config)
+        model.update(tree_map(_spread, model.parameters()))  # type: ignore[no-untyped-call]
+        quantize(model, group_size=GROUP, bits=BITS)
+        weights = dict(weights_in(model))
+        mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
+        (path / "config.json").write_text(json.dumps(config | added))
+        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+            shutil.copyfile(TOKENIZER / file, path / file)
 
 
 def _spread(weight: mx.array) -> mx.array:
@@ -101,7 +98,10 @@ def split(folder: str, cuts: Sequence[int]) -> Json:
     count = len(steps) + GREEDY_STEPS
     for number in range(count):
         expected = whole(steps[number], cache=caches)
-        found = _through(stages, steps[number])
+        hidden: tuple[mx.array, ...] = ()
+        for stage in stages:  # as bytes, as between nodes
+            hidden = unpack(pack(stage.run(0, steps[number], hidden)))
+        found = stages[0].finish(hidden, every=True)
         best = mx.argmax(expected[:, -1:], axis=-1).astype(mx.int32)
         wide = expected.astype(mx.float32)
         spread = float(mx.std(wide))
@@ -110,15 +110,6 @@ def split(folder: str, cuts: Sequence[int]) -> Json:
         farthest = max(farthest, float(mx.max(mx.abs(wide - found.astype(mx.float32)))) / spread)
         steps.append(best)
     return {"steps": count, "equal": equal, "chosen": chosen, "farthest": farthest}
-
-
-def _through(stages: Sequence[Stage], tokens: mx.array) -> mx.array:
-    """Logits [1, length, vocabulary] of a step that goes from stage to stage as bytes, as between nodes."""
-    driver = stages[0]
-    hidden = driver.run(0, tokens)
-    for stage in stages[1:]:
-        hidden = stage.run(0, tokens, unpack(pack(hidden)))
-    return driver.finish(unpack(pack(hidden)), every=True)
 
 
 def pool(folder: str, layers: int, tokens: int) -> Json:

@@ -121,19 +121,18 @@ def begin_step_back(caches: Iterable[Any]) -> Undo:
     each = list(parts(caches))
     if all(map(can_go_back, each)):
         return [partial(part.trim, 1) for part in each]
-    return [_undo(part) for part in each]
-
-
-def _undo(part: Any) -> Callable[[], object]:
-    if not isinstance(part, ArraysCache):  # mlx-lm's
-        # KV stays where it is: what is behind the offset does not count. Not each step may have appended any.
-        stays = ("keys", "values") if can_go_back(part) else ()
-        return partial(
-            vars(part).update, {name: _alias(value) for name, value in vars(part).items() if name not in stays}
-        )
-    # Padding and lengths are changed in place, so they are copied; states are replaced.
-    state = list(part.cache), *(None if count is None else count + 0 for count in (part.left_padding, part.lengths))
-    return partial(setattr, part, "state", state)
+    undos = list[Callable[[], object]]()
+    for part in each:
+        if isinstance(part, ArraysCache):  # mlx-lm's
+            # Padding and lengths are changed in place, so they are copied; states are replaced.
+            counts = (None if count is None else count + 0 for count in (part.left_padding, part.lengths))
+            undos.append(partial(setattr, part, "state", (list(part.cache), *counts)))
+        else:
+            # KV stays where it is: what is behind the offset does not count. Not each step may have appended any.
+            stays = ("keys", "values") if can_go_back(part) else ()
+            kept = {name: _alias(value) for name, value in vars(part).items() if name not in stays}
+            undos.append(partial(vars(part).update, kept))
+    return undos
 
 
 def _alias(value: Any) -> Any:

@@ -28,10 +28,8 @@ def check_config(config: Mapping[str, Any]) -> None:
     """Raises ModelBroken if a number exceeds its bound."""
     found = dict.fromkeys(_MAX, 0)
     for name, value in _numbers(config):
-        *before, last = name.split("_")
-        kind = (
-            "layer" if name in ("depth", "layers") else last.removesuffix("s")
-        )  # of `num_hidden_layers`, `moe_n_experts`
+        *before, last = name.split("_")  # `num_hidden_layers`, `moe_n_experts`
+        kind = "layer" if name in ("depth", "layers") else last.removesuffix("s")
         if kind in _MAX and (not before or not {"num", "n"}.isdisjoint(before)):
             _check_number(name, value, _MAX[kind])
             found[kind] = max(found[kind], value)

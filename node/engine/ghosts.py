@@ -6,7 +6,7 @@ when called it returns the received arrays instead of computing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -118,12 +118,11 @@ class PartialModel:
         self._enter = carried.get(start, ())
         self._leave = carried.get(end, ())
         self._received: dict[int, mx.array] = {}
-        self._layers: list[Any] = [
-            original
-            if start <= k < end - 1
-            else LayerProxy(original, self._last if start <= k < end else self._ghost(pattern))
-            for k, (original, pattern) in enumerate(zip(layers, patterns, strict=True))
-        ]
+        pairs = zip(layers, patterns, strict=True)
+        self._layers: list[Any] = [LayerProxy(original, self._ghost(pattern)) for original, pattern in pairs]
+        self._layers[start:end] = layers[start:end]
+        if start < end:
+            self._layers[end - 1] = LayerProxy(layers[end - 1], self._last)
 
     def __call__(
         self,
@@ -182,14 +181,20 @@ def around_layers(model: Module) -> list[Place]:
 
 
 @contextmanager
-def changed_output(place: Place, change: Callable[[mx.array], mx.array]) -> Iterator[None]:
-    """Inside, a module returns what this makes of its output."""
-    parent, name, module = place
-    parent[name] = LayerProxy(module, partial(_changed, change))
+def replaced_calls(places: Sequence[Place], act: Callable[..., Any]) -> Iterator[None]:
+    """Inside, a call of one of these modules becomes `act(module, *arguments)`."""
+    for parent, name, module in places:
+        parent[name] = LayerProxy(module, act)
     try:
         yield
     finally:
-        parent[name] = module
+        for parent, name, module in places:
+            parent[name] = module
+
+
+def changed_output(place: Place, change: Callable[[mx.array], mx.array]) -> AbstractContextManager[None]:
+    """Inside, a module returns what this makes of its output."""
+    return replaced_calls([place], partial(_changed, change))
 
 
 @contextmanager

@@ -208,7 +208,15 @@ class Lanes:
             self._split(leftover.lanes.pop(), wanted)
         leftover.clear()
         mx.clear_cache()
-        return tuple(here for each in held if (here := self._available(each)))
+        here = list[Held]()
+        for asked in held:
+            kept = self._prefixes.get(asked.number)
+            tokens = min(kept.positions[0], asked.tokens) if kept else 0
+            if kept and tokens and (self._plan.trimmable or kept.positions[0] == asked.tokens):
+                here.append(Held(asked.number, tokens))
+            else:
+                self._prefixes.pop(asked.number, None)
+        return tuple(here)
 
     def _split(self, lane: CacheLane, wanted: Container[SequenceId]) -> None:
         """Make prefixes of the wanted rows, one cache after the other: all at once would need twice the memory."""
@@ -223,14 +231,6 @@ class Lanes:
             del cache
             mx.clear_cache()
         self._prefixes |= {part.numbers[0]: part for part in parts}
-
-    def _available(self, asked: Held) -> Held | None:
-        kept = self._prefixes.get(asked.number)
-        tokens = min(kept.positions[0], asked.tokens) if kept else 0
-        if kept and tokens and (self._plan.trimmable or kept.positions[0] == asked.tokens):
-            return Held(asked.number, tokens)
-        self._prefixes.pop(asked.number, None)
-        return None
 
     def lane(self, number: SequenceId) -> CacheLane:
         """Raises PippinError when there is no lane of this number."""

@@ -54,9 +54,8 @@ class _Arguments:
                 hint="Fetch a version that has all of its weights in safetensors files.",
             )
         whole = {**config, "text_config": text}
-        # Conversions for text only have null for a tower.
-        towers = {name: whole.get(name) or {} for name in ("vision_config", "audio_config")}
-        whole |= towers
+        for name in ("vision_config", "audio_config"):
+            whole[name] = whole.get(name) or {}  # conversions for text only have null for a tower
         made = self.package.ModelConfig.from_dict(whole)
         for part in (f"{part}_config" for part in _PARTS):
             kind = getattr(self.package, part.title().replace("_", ""), None)

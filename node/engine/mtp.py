@@ -177,16 +177,16 @@ class Mtp:
 
 def find_mtp(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Mtp | None:
     """The MTP layer of a checkpoint of any type, supported or not; None if it has none, or one of an unknown form."""
-    config = _base(config)
+    part = parts_of(config)[-1]
+    if bases := _BASES.get(str(config.get("model_type"))):
+        config = {**config, "model_type": bases[bool(part.get("num_experts"))]}
     try:
         family = FAMILIES.get(module_of(config))
     except ModelUnsupported:
         return None
     if family is None:
         return None
-    part = parts_of(config)[-1]
-    kinds = _kinds(part) if family.several else [""]
-    layers = _pattern_length(part) if family.several else part.get("num_hidden_layers")
+    layers, kinds = _nemotron_layers(part) if family.several else (part.get("num_hidden_layers"), [""])
     if not kinds or not isinstance(layers, int):
         return None
     family = replace(family, norm=family.norm.format(last=len(kinds) - 1))
@@ -208,26 +208,15 @@ def find_mtp(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> 
     return Mtp(family, layers, small, names, copies, not begin, family.zero_centred and raw)
 
 
-def _kinds(config: Mapping[str, Any]) -> list[str]:
-    """Of Nemotron-H's MTP layers, in mlx-lm's letters; empty if one is of an unknown kind, or of one that is not supported."""
+def _nemotron_layers(config: Mapping[str, Any]) -> tuple[int | None, list[str]]:
+    """The number of Nemotron-H's layers, as mlx-lm counts them, whatever else the config says. And the kinds of its MTP layers, in mlx-lm's
+    letters; empty if one is of an unknown kind, or of one that is not supported.
+    """
+    own = next((config[key] for key in _PATTERNS if config.get(key) is not None), None)
     told = config.get("mtp_hybrid_override_pattern") or config.get("mtp_layers_block_type") or "*E"
-    found = [_KINDS.get(str(each), str(each)) for each in told] if isinstance(told, str | list) else []
-    return found if set(found) <= set(_KINDS.values()) else []
-
-
-def _pattern_length(config: Mapping[str, Any]) -> int | None:
-    """The number of Nemotron-H's layers: mlx-lm counts them so, whatever else the config says."""
-    told = next((config[key] for key in _PATTERNS if config.get(key) is not None), None)
-    return len(told) if isinstance(told, str | list) else None
-
-
-def _base(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the model for which a folder holds nothing but the layer; any other config as it is."""
-    kinds = _BASES.get(str(config.get("model_type")))
-    if kinds is None:
-        return dict(config)
-    part = parts_of(config)[-1]
-    return {**config, "model_type": kinds[bool(part.get("num_experts"))]}
+    kinds = [_KINDS.get(str(each), str(each)) for each in told] if isinstance(told, str | list) else []
+    layers = len(own) if isinstance(own, str | list) else None
+    return layers, kinds if set(kinds) <= set(_KINDS.values()) else []
 
 
 def _small_config(config: Mapping[str, Any], family: Family, begin: str, layers: int) -> dict[str, Any]:

@@ -148,16 +148,13 @@ class MtpGuesser:
             end = min(begin + hidden.shape[1], len(tokens) - 1)
             for first in range(begin, end, most):
                 last = min(first + most, end)
-                self._add(tokens[first + 1 : last + 1], hidden[:, first - begin : last - begin], first)
+                if not self._entries:
+                    self._stage.lanes.apply(Open(_LANE))
+                output = self._run(tokens[first + 1 : last + 1], hidden[:, first - begin : last - begin])
+                self._output = self._stage.last(output)
+                self._entries += range(first, last)
             if end < begin + hidden.shape[1]:
                 self._waiting.append((max(begin, end), hidden[:, max(0, end - begin) :]))
-
-    def _add(self, tokens: Sequence[int], hidden: mx.array, first: int) -> None:
-        if not self._entries:
-            self._stage.lanes.apply(Open(_LANE))
-        output = self._run(tokens, hidden)
-        self._output = self._stage.last(output)
-        self._entries += range(first, first + len(tokens))
 
     def _run(self, tokens: Sequence[int], hidden: mx.array, unverified: int = 0) -> tuple[mx.array, ...]:
         self._ends.hidden = hidden

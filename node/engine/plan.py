@@ -214,12 +214,11 @@ def build(config: Mapping[str, Any]) -> Module:
 def mask_what_is_there(model: Module) -> None:
     """Of a hybrid model that has no recurrent layer, as those of an MTP layer, make mlx-lm's code want no mask for such."""
     for module in model.modules():  # type: ignore[no-untyped-call]
-        if getattr(module, "ssm_idx", None) is not None and not any(map(_may_be_recurrent, module.layers)):
+        if getattr(module, "ssm_idx", None) is None:
+            continue
+        recurrent = [getattr(each, "is_linear", getattr(each, "block_type", "M") == "M") for each in module.layers]
+        if not any(recurrent):
             module.ssm_idx = slice(0)  # of the caches: none
-
-
-def _may_be_recurrent(layer: Module) -> bool:
-    return bool(getattr(layer, "is_linear", getattr(layer, "block_type", "M") == "M"))
 
 
 def max_context(config: Mapping[str, Any]) -> int:

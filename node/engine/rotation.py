@@ -5,8 +5,8 @@ Models of mlx-vlm are told positions. In mlx-lm's, layers ask a module of their 
 pair of numbers by the axis that the config names (`mrope_section` of transformers' Qwen2-VL; in Qwen3.5 the axes alternate).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +15,7 @@ from mlx.nn.layers.positional_encoding import RoPE
 
 from node.core.axes import Span
 from node.core.errors import ModelUnsupported
-from node.engine.ghosts import LayerProxy, Place
+from node.engine.ghosts import Place, replaced_calls
 
 _ALTERNATING = ("qwen3_5", "qwen3_vl")
 """Models whose axes alternate, whether or not their configs say so: by the beginning of the text model's type."""
@@ -35,42 +35,38 @@ class Rotation:
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         sections = scaling.get("mrope_section") or ()
         alternate = scaling.get("mrope_interleaved") or str(config.get("model_type")).startswith(_ALTERNATING)
-        self._axes = _alternating(sections) if alternate else _one_after_the_other(sections)
+        if alternate:  # time, height and width in turn, as far as the last two go; the rest is time's
+            self._axes = [k % 3 if k < 3 * sections[k % 3] else 0 for k in range(sum(sections))]
+        else:
+            self._axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
         for _, _, rope in self._places:
             if not isinstance(rope, RoPE) or rope.traditional or rope.scale != 1 or 2 * len(self._axes) != rope.dims:
                 raise ModelUnsupported(f"Pictures do not fit the rotary embedding of this model: {rope}, {sections}.")
 
-    @contextmanager
-    def at(self, _: Sequence[Any], shifts: Sequence[int], spans: Sequence[Span]) -> Iterator[None]:
+    def at(self, _: Sequence[Any], shifts: Sequence[int], spans: Sequence[Span]) -> AbstractContextManager[None]:
         """`shifts`: of each row; `spans`: of the tokens of the only row, if there are any."""
         shift = mx.array(list(shifts)) if len(shifts) > 1 else next(iter(shifts), 0)
 
         def act(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
             return self._turned(rope, x, spans) if spans else rope(x, offset=offset + shift)
 
-        with ExitStack() as stack:
-            for parent, name, rope in self._places:
-                parent[name] = LayerProxy(rope, act)
-                stack.callback(parent.__setitem__, name, rope)
-            yield
+        return replaced_calls(self._places, act)
 
     def _turned(self, rope: Any, x: mx.array, spans: Sequence[Span]) -> mx.array:
         """`x`: [1, heads, length, size of a head]."""
-        parts, begin = [], 0
+        parts, begin, half = list[mx.array](), 0, len(self._axes)
         for span in spans:
             part = x[:, :, begin : begin + span.tokens]
             begin += span.tokens
-            parts.append(self._of_picture(rope, part, span) if span.columns else rope(part, offset=span.base))
+            if not span.columns:
+                parts.append(rope(part, offset=span.base))
+                continue
+            frequencies = 1.0 / (rope.base ** (mx.arange(0, rope.dims, 2).astype(mx.float32) / rope.dims))
+            angles = _positions(span)[mx.array(self._axes)].T.astype(mx.float32) * frequencies
+            cos, sin = mx.cos(angles).astype(x.dtype), mx.sin(angles).astype(x.dtype)
+            one, other, rest = part[..., :half], part[..., half : 2 * half], part[..., 2 * half :]
+            parts.append(mx.concatenate([one * cos - other * sin, other * cos + one * sin, rest], axis=-1))
         return mx.concatenate(parts, axis=2)
-
-    def _of_picture(self, rope: Any, x: mx.array, span: Span) -> mx.array:
-        axes = _positions(span)
-        half = len(self._axes)
-        frequencies = 1.0 / (rope.base ** (mx.arange(0, rope.dims, 2).astype(mx.float32) / rope.dims))
-        angles = axes[mx.array(self._axes)].T.astype(mx.float32) * frequencies
-        cos, sin = mx.cos(angles).astype(x.dtype), mx.sin(angles).astype(x.dtype)
-        one, other, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        return mx.concatenate([one * cos - other * sin, other * cos + one * sin, rest], axis=-1)
 
 
 class Positions:
@@ -84,8 +80,7 @@ class Positions:
             if rope is not None and 2 * sum(rope.mrope_section) != rope.dim:
                 raise ModelUnsupported(f"Pictures do not fit the {rope.dim} numbers of heads: {rope.mrope_section}.")
 
-    @contextmanager
-    def at(self, _: Sequence[Any], shifts: Sequence[int], spans: Sequence[Span]) -> Iterator[None]:
+    def at(self, _: Sequence[Any], shifts: Sequence[int], spans: Sequence[Span]) -> AbstractContextManager[None]:
         """As of Rotation."""
 
         def act(text: Any, tokens: mx.array, cache: Sequence[Any]) -> Any:
@@ -96,12 +91,7 @@ class Positions:
                 positions = mx.broadcast_to(begin + mx.arange(tokens.shape[1]), (3, *tokens.shape))
             return text(tokens, cache=cache, position_ids=positions)
 
-        parent, name, text = self._place
-        parent[name] = LayerProxy(text, act)
-        try:
-            yield
-        finally:
-            parent[name] = text
+        return replaced_calls([self._place], act)
 
 
 def _positions(span: Span) -> mx.array:
@@ -110,13 +100,3 @@ def _positions(span: Span) -> mx.array:
         return mx.broadcast_to(mx.arange(span.base, span.base + span.tokens), (3, span.tokens))
     places = mx.arange(span.first, span.first + span.tokens)
     return mx.stack([mx.zeros_like(places), places // span.columns, places % span.columns]) + span.base
-
-
-def _one_after_the_other(sections: Sequence[int]) -> list[int]:
-    return [axis for axis, size in enumerate(sections) for _ in range(size)]
-
-
-def _alternating(sections: Sequence[int]) -> list[int]:
-    """Time, height and width in turn, as far as the last two go; the rest is time's."""
-    total = sum(sections)
-    return [axis if axis and k < 3 * sections[axis] else 0 for k in range(total) for axis in (k % 3,)]

@@ -170,7 +170,13 @@ def _choose(logits: mx.array, draws: Sequence[Draw], allowed: Sequence[bytes | N
     if all(p.temperature == 0 for p in params):
         return mx.argmax(x, axis=-1)
     x = x / mx.array([[p.temperature or 1.0] for p in params])
-    return mx.argmax(_restrict(x, params) + _noise(x.shape[-1], draws), axis=-1)
+    size, noise = x.shape[-1], list[mx.array]()
+    for p, draw in zip(params, draws, strict=True):
+        if p.temperature:
+            noise.append(mx.random.gumbel((size,), key=mx.random.key(_mix(p.seed, draw.position))))
+        else:  # greedy
+            noise.append(mx.zeros((size,)))
+    return mx.argmax(_restrict(x, params) + mx.stack(noise), axis=-1)
 
 
 def _adjust(row: mx.array, sampling: Sampling, history: History) -> mx.array:
@@ -250,14 +256,6 @@ def _restrict(x: mx.array, params: Sequence[Sampling]) -> mx.array:
         least = mx.log(mx.array([[max(p.min_p, 0.0)] for p in params]))
         x = mx.where(x < mx.max(x, axis=-1, keepdims=True) + least, -mx.inf, x)
     return x
-
-
-def _noise(size: int, draws: Sequence[Draw]) -> mx.array:
-    """Gumbel noise [rows, size]; none for greedy rows."""
-    keys = [
-        mx.random.key(_mix(draw.sampling.seed, draw.position)) if draw.sampling.temperature else None for draw in draws
-    ]
-    return mx.stack([mx.zeros((size,)) if key is None else mx.random.gumbel((size,), key=key) for key in keys])
 
 
 def _mix(seed: int, position: int) -> int:

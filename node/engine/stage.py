@@ -356,7 +356,7 @@ class Stage:
         raise PippinError(f"Tensors of shapes {got} are not what layer {cut} of {self.plan.model_type} takes.")
 
 
-def _last_tokens(tensor: mx.array, shape: Sequence[int], lengths: Sequence[int], unverified: int = 0) -> mx.array:
+def _last_tokens(tensor: mx.array, shape: Sequence[int], lengths: Sequence[int], unverified: int) -> mx.array:
     """Slice an array that is sent between stages: see Stage.last."""
     axis = shape.index(LENGTH)
     length = tensor.shape[axis]

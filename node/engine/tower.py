@@ -170,13 +170,13 @@ class Tower(Module):
     def _see(
         self, pixels: mx.array, more: Mapping[str, Any], places: int, longest_s: float
     ) -> Generator[None, None, mx.array]:
-        tokens = mx.full((1, places), self._token, mx.int32)
         tower = self._vision
         with recorded(self.vlm) as parts:
             if "deepstack_merger_list" in tower:  # the model's own method would compute the whole tower at once
                 own, others = tower(pixels.astype(tower.patch_embed.proj.weight.dtype), more["image_grid_thw"])
                 features = mx.concatenate([own, *others], axis=1)
             else:
+                tokens = mx.full((1, places), self._token, mx.int32)
                 features = self.vlm.get_input_embeddings(tokens, pixels, **more).inputs_embeds[0]
         yield from in_pieces(parts, longest_s, self.form.work_bytes / 4)
         features = features / self._scale
