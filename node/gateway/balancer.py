@@ -5,7 +5,7 @@ Pure: rings, their traffic and the time in, a ring out. The idea is that of SGLa
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from node.core.lru_cache import LruCache
 from node.core.rings import Ring, RingPlace
@@ -49,27 +49,24 @@ class Balancer:
         began = [ring for _, ring in self._begun]
         work = {ring.id: traffic.get(ring.id, 0) + began.count(ring.id) for ring in sound}
         chosen = min(sound, key=lambda ring: (work[ring.id], len(ring.stages)))
-        known = self._last_served(tokens, {ring.place: ring for ring in sound})
+        by_place, blocks = {ring.place: ring for ring in sound}, _blocks(tokens)
+        # The ring that served the prompt with the longest common beginning, if it is among these.
+        known: Ring | None = None
+        for block in blocks:
+            if (place := self._served.get(block)) is None:
+                break
+            known = by_place.get(place, known)
         if known and work[known.id] - work[chosen.id] <= IMBALANCE:
             chosen = known
         self._begun.append((now, chosen.id))
-        for block in _blocks(tokens):
+        for block in blocks:
             self._served.put(block, chosen.place)
         return chosen
 
-    def _last_served(self, tokens: Sequence[int], rings: Mapping[RingPlace, Ring]) -> Ring | None:
-        """The ring that served the prompt with the longest common beginning, if it is among these."""
-        found = None
-        for block in _blocks(tokens):
-            if (place := self._served.get(block)) is None:
-                break
-            found = rings.get(place, found)
-        return found
 
-
-def _blocks(tokens: Sequence[int]) -> Iterator[int]:
+def _blocks(tokens: Sequence[int]) -> list[int]:
     """Hashes of the tokens up to the end of each whole block."""
-    seen = 0
+    hashes = [0]
     for end in range(BLOCK, len(tokens) + 1, BLOCK):
-        seen = hash((seen, *tokens[end - BLOCK : end]))
-        yield seen
+        hashes.append(hash((hashes[-1], *tokens[end - BLOCK : end])))
+    return hashes[1:]

@@ -103,10 +103,9 @@ class ModelIndex:
         context = min(contexts, default=max_context(facts.config) if facts.config else 0)
         return replace(entry, context=context, **facts._asdict())
 
-    def _read_facts(self, model: str, revision: str) -> _Facts:
-        return self._facts_of(self.catalogue.tokenizer_directory(model, revision), model, revision)
-
-    def _facts_of(self, directory: Path | None, model: str, revision: str) -> _Facts:
+    def _read_facts(self, model: str, revision: str, directory: Path | None = None) -> _Facts:
+        """`directory`: of the model's small files, if that is known."""
+        directory = directory or self.catalogue.tokenizer_directory(model, revision)
         config = read_config(directory) if directory else {}
         takes_pictures = directory is not None and self.catalogue.layouts.picture_form(directory) is not None
         described = self.catalogue.described(model, revision)
@@ -127,7 +126,7 @@ class ModelIndex:
         holder = next((address for address, _ in self.agent.holders(model)), None)
         directory = await self.small_files(HeldModel(model, entry.revision), holder)
         template = await self.files.run(read_template, directory, self.catalogue.layouts.parser)
-        facts = await self.files.run(self._facts_of, directory, model, entry.revision)
+        facts = await self.files.run(self._read_facts, model, entry.revision, directory)
         embeds = facts.config["model_type"] not in WITHOUT_EMBEDDINGS
         licensed = await self.files.run(read_license, directory)
         sampling = {**await self.files.run(read_sampling, directory), **self.names.preset(model)}

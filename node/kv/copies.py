@@ -127,24 +127,18 @@ class KvCopies:
         while self._waiting:
             sequence = next(iter(self._waiting.values()))
             for _ in range(3):
-                if await self._is_copied(sequence):
+                keeper = self.keeper(self._keeper)
+                self._keeper = keeper.address.node if keeper else ""
+                try:
+                    if keeper:
+                        await self._copy(sequence, keeper)
                     break
+                except PippinError as error:
+                    log.info("KV is not copied to %s for %.0f s: %s", self._keeper, PAUSE_S, error)
+                    self._keeper = ""
                 await asyncio.sleep(PAUSE_S)
             if self._waiting.get(sequence.number) is sequence:
                 del self._waiting[sequence.number]
-
-    async def _is_copied(self, sequence: _Uncopied) -> bool:
-        """Copy what can be. Returns whether to go on with other sequences."""
-        keeper = self.keeper(self._keeper)
-        self._keeper = keeper.address.node if keeper else ""
-        try:
-            if keeper:
-                await self._copy(sequence, keeper)
-        except PippinError as error:
-            log.info("KV is not copied to %s for %.0f s: %s", self._keeper, PAUSE_S, error)
-            self._keeper = ""
-            return False
-        return True
 
     async def _copy(self, sequence: _Uncopied, keeper: CopyKeeper) -> None:
         peer, chain = keeper.address, sequence.chain

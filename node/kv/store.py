@@ -47,10 +47,6 @@ class BlockFile:
     """Of the model."""
     size: int
 
-    @property
-    def caches(self) -> range:
-        return range(self.first, self.end)
-
 
 class KvStore:
     def __init__(self, directory: Path, budget: int | None) -> None:
@@ -134,7 +130,7 @@ class KvStore:
         with self._lock:
             parts = list(self._parts.get(name, ()))
         for part in parts:
-            lacking = (set(wanted) - found.keys()) & set(part.caches)
+            lacking = (set(wanted) - found.keys()) & set(range(part.first, part.end))
             if not lacking:
                 continue
             try:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise, permutations
 from math import factorial, inf, isfinite, perm
 
@@ -129,17 +130,11 @@ def may_fit(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> bool:
         for i, limit in enumerate(room):
             others = nodes & ~(1 << i)
             if others != nodes:
-                reach[nodes] = max(reach[nodes], _furthest(bounds, costs, reach[others], limit, driver=not others))
+                begin = reach[others]
+                size = partial(costs.stage, bounds[begin], driver=not others)
+                # The last bound that this node's stage can reach from there, if any.
+                reach[nodes] = max(reach[nodes], bisect_right(bounds, limit, lo=begin + 1, key=size) - 1)
     return reach[-1] + 1 == len(bounds)
-
-
-def _furthest(bounds: Sequence[int], costs: Footprint, begin: int, limit: int, *, driver: bool) -> int:
-    """Last bound that a stage from bound `begin` can reach; `begin` itself if none."""
-
-    def size(bound: int) -> int:
-        return costs.stage(bounds[begin], bound, driver=driver)
-
-    return bisect_right(bounds, limit, lo=begin + 1, key=size) - 1
 
 
 def _rtt(a: NodeReport, b: NodeReport) -> float:

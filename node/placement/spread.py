@@ -88,11 +88,12 @@ def best_spread(spec: ModelSpec, nodes: Sequence[NodeReport], pace: Pace, stream
         return None
     costs = footprint(spec, min(spec.max_context, _CONTEXT), 1)
     unit = single.step_ms / costs.work_of_all / single.pace
+    measured = {frozenset((node.info.id, path.to)) for node in loaded for path in node.paths}
     found: list[tuple[float, bool, tuple[str, ...]]] = []
     for pair in permutations(loaded, 2):
         names = tuple(node.info.id for node in pair)
         ends = split(spec, costs, [node.memory.usable for node in pair], [pace[name] for name in names])
-        if not ends or not _is_measured(pair) or not isfinite(wire := wire_ms(pair)):
+        if not ends or frozenset(names) not in measured or not isfinite(wire := wire_ms(pair)):
             continue
         work = [costs.work(0, ends[0], driver=True), costs.work(ends[0], spec.layers, driver=False)]
         slowest = max(bytes_ * pace[name] * unit for bytes_, name in zip(work, names, strict=True))
@@ -117,8 +118,3 @@ def _tokens_per_ms(family: RowFamily, right: float, stages: int, step_ms: float,
     """With the best number of tokens a step. `step_ms`: of one token in all stages. `wire`: milliseconds a round."""
     costs = ((count, cost * step_ms + wire) for count, cost in family.costs)
     return max(speed(count, cost, right=right, stages=stages, in_flight=stages) for count, cost in costs)
-
-
-def _is_measured(pair: Sequence[NodeReport]) -> bool:
-    one, other = pair
-    return any(path.to == other.info.id for path in one.paths) or any(path.to == one.info.id for path in other.paths)

@@ -196,20 +196,17 @@ class Admission:
             while (home := self.room.find(session, self.lanes, self.restoring.guests)) is None:
                 if not self._preempt_for(session):
                     return
-            match, shared = self._beginning(session)
+            match: Match | None = None
+            shared: tuple[Slot, int] | None = None
+            if may_reuse := self.may_reuse(session):
+                shared = most_shared(session, self.slots()) if self.plan.trimmable else None
+                match = self.prefixes.best(session.tokens[:-1])
             here = max(match.tokens if match else 0, shared[1] if shared else 0)
             # Else it waits for KV from disks before it begins.
-            if not (self.may_reuse(session) and self.restoring.ask(session, here, self.chunk_size.token_s)):
+            if not (may_reuse and self.restoring.ask(session, here, self.chunk_size.token_s)):
                 self.waiting.admit(session)
                 self._begin(session, home, match, shared, here)
             self.evict()
-
-    def _beginning(self, session: Session) -> tuple[Match | None, tuple[Slot, int] | None]:
-        """The KV with which a session may begin: of a prefix, and of another one that runs."""
-        if not self.may_reuse(session):
-            return None, None
-        shared = most_shared(session, self.slots()) if self.plan.trimmable else None
-        return self.prefixes.best(session.tokens[:-1]), shared
 
     def restored(self, asked: Restore, told: Restore) -> None:
         """The stages have looked for what they were `asked` for; `told`: what all of them have made a prefix of."""

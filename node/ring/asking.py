@@ -57,7 +57,13 @@ class Asking:
         number, told = asked.number, asked
         try:
             while told.tokens >= asked.least:
-                told = await self._round(told)
+                told = self._taking.told(told)
+                if told.tokens >= asked.least and not self._has_one_stage:
+                    answer: asyncio.Future[Restore] = asyncio.get_running_loop().create_future()
+                    self._told[told.number] = answer
+                    self._pipeline.open()
+                    await self._pipeline.send(self._pipeline.frame(restore=told))
+                    told = await answer
                 if not told.pending:
                     break
                 told = replace(told, chain=b"", pending=False, longest=0)
@@ -70,14 +76,3 @@ class Asking:
             if not isinstance(error, PippinError):
                 log.exception("KV could not be taken from the disk")
             self._on_failed(as_pippin_error(error))
-
-    async def _round(self, asked: Restore) -> Restore:
-        """What all stages have of it now."""
-        here = self._taking.told(asked)
-        if self._has_one_stage or here.tokens < asked.least:
-            return here
-        told: asyncio.Future[Restore] = asyncio.get_running_loop().create_future()
-        self._told[asked.number] = told
-        self._pipeline.open()
-        await self._pipeline.send(self._pipeline.frame(restore=here))
-        return await told

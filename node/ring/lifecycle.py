@@ -31,7 +31,7 @@ from node.core.limits import MAX_TEXT_CHARS
 from node.core.models import Shard
 from node.core.nodes import Caller
 from node.core.reports import Download, Issue, RingTraffic, Speed, StageReport, StageState
-from node.core.rings import Placement, Ring, StageSpec
+from node.core.rings import Placement
 from node.core.signal import Signal
 from node.core.units import format_bytes
 from node.core.warning_codes import Code
@@ -228,7 +228,11 @@ class Rings:
         needed, and load this node's stages of the new rings.
         """
         stages = [(ring, stage) for ring in placement.rings for stage in ring.stages if stage.node == self._me]
-        wanted = {ring.id: self._parts.get(ring.id) or self._join(ring, stage) for ring, stage in stages}
+        wanted: dict[str, RingPart] = {}
+        for ring, stage in stages:
+            report = StageReport(ring.id, Shard(ring.version, stage.start, stage.end), StageState.FETCHING)
+            draft = ring.draft if ring.driver == self._me else None
+            wanted[ring.id] = self._parts.get(ring.id) or RingPart(ring, draft, report)
         gone = self._leaving = [part for ring, part in self._parts.items() if ring not in wanted]
         self._parts = {ring: part for ring, part in self._parts.items() if ring in wanted}
         for part in gone:  # at once, as other rings' leaving may last
@@ -267,10 +271,6 @@ class Rings:
         spare = min(spare, self._shards.kept_bytes(needed) - shortage())
         released, self._released = self._released, set()
         await self._shards.unload(needed, max(0, spare), released, collect=collect)
-
-    def _join(self, ring: Ring, stage: StageSpec) -> RingPart:
-        report = StageReport(ring.id, Shard(ring.version, stage.start, stage.end), StageState.FETCHING)
-        return RingPart(ring, ring.draft if ring.driver == self._me else None, report)
 
     async def _leave_all(self, gone: Sequence[RingPart], succeeding: Container[Shape]) -> None:
         """End this node's parts in these rings. `succeeding`: shapes of the rings to come, which inherit KV."""

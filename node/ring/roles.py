@@ -16,11 +16,10 @@ from node.engine.compute import Compute
 from node.engine.draft import DraftModel
 from node.engine.mtp_guesser import MtpGuesser
 from node.engine.runner import Runner
-from node.engine.stage import Stage
 from node.placement.frame_rows import family_of_ring
 from node.placement.speed import is_slow_wire
 from node.ring.driver import Driver
-from node.ring.guessing import Guessing, GuessSource
+from node.ring.guessing import Guessing
 from node.ring.lane import sequence_numbers
 from node.ring.limits import RingOptions, limits_of
 from node.ring.loaded_shards import LoadedShard, LoadedShards
@@ -90,8 +89,9 @@ class Roles:
         guessing = Guessing(None, is_wire_slow, partial(self._family, part), self._has_others, self._memory, part.lacks)
         if draft and self._options.guesses:
             try:
-                guessing.source = _source(draft, loaded.stage, runner.plan.vocabulary)
-            except PippinError as error:
+                stage, vocabulary = draft.stage.sibling(), runner.plan.vocabulary
+                guessing.source = MtpGuesser(stage, loaded.stage) if draft.is_mtp else DraftModel(stage, vocabulary)
+            except PippinError as error:  # an MTP layer of another family
                 guessing.failure = str(error)
         limits = limits_of(ring, self._options, part.shard, loaded)
         limits = replace(limits, token_s=self._token_s(part), stored=ring.version if self._stored else None)
@@ -148,9 +148,3 @@ class Roles:
         if not speed or len(nodes) < len(part.ring.nodes):
             return False
         return is_slow_wire(nodes, 1e3 * weight_bytes / speed.bytes_per_s)
-
-
-def _source(loaded: LoadedShard, driver: Stage, vocabulary: int) -> GuessSource:
-    """Raises ModelUnsupported for an MTP layer of another family."""
-    stage = loaded.stage.sibling()
-    return MtpGuesser(stage, driver) if loaded.is_mtp else DraftModel(stage, vocabulary)

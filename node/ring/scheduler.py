@@ -193,7 +193,9 @@ class Scheduler:
         begun, delivered, foretold = None, 0, 0
         round_s, self._wasted_s = seconds + self._wasted_s, 0.0
         lane = self._lane(step)
-        is_alone = lane is not None and lane.only is not None and self._watches
+        # Of a single session each token is compared with the guess at it.
+        is_alone = lane is not None and lane.only is not None and self.filling.follows
+        is_alone = is_alone and self.admission.running + len(self.admission.waiting) == 1
         for slot, result in step.pairs(verdict.results):
             if not slot.gone:
                 foretold += is_alone and isinstance(result, Sampled) and slot.session.next_guess(()) == result.token
@@ -208,38 +210,33 @@ class Scheduler:
             self.admission.chunk_size.decode_s = seconds
         else:
             self.flight.landed(step)
-        for prefill in list(self.admission.prefills):
-            if prefill.lane == step.lane:
-                prefill.token_s = self.admission.chunk_size.note(step.tokens, seconds)
-                self._learn(prefill, step)
-                self._tell_progress(prefill, step)
-                if step.samples and not prefill.gone:
-                    self._join(prefill)
+        for prefill in [each for each in self.admission.prefills if each.lane == step.lane]:
+            self._chunk_landed(prefill, step, seconds)
         for slot in step.rows if step.samples else ():
             self.admission.waiting.bill(slot.session, max(1, len(verdict.results) // len(step.rows)))
         self.admission.clear_prefills()
         return begun
 
-    @property
-    def _watches(self) -> bool:
-        """Whether there is one session, whose tokens are to be compared with the guesses at them."""
-        return self.filling.follows and self.admission.running + len(self.admission.waiting) == 1
-
-    def _learn(self, prefill: Prefill, step: Step) -> None:
-        """Sources of guesses learn as many tokens of a prompt as have been computed, so that they know it with the first token
-        of its answer: if the session may guess then, as it would have a lane to itself.
-        """
-        slot, *others = prefill.slots
-        if self.filling.follows and not (others or slot.evaluation) and prefill.home.slots() == prefill.slots:
-            slot.session.learn(len(step.tokens[0]))
-
-    def _tell_progress(self, prefill: Prefill, step: Step) -> None:
-        """A prompt has more than this chunk, which is back."""
-        for slot in () if step.samples else step.rows:
-            if not (slot.gone or slot.evaluation):
-                done = step.begin + len(step.tokens[0])
-                prefill.progress = PromptProgress(done, len(slot.session.tokens))
-                slot.session.events.put_nowait(prefill.progress)
+    def _chunk_landed(self, prefill: Prefill, step: Step, seconds: float) -> None:
+        """Tell how far a prompt is, or have it join its lane after the last chunk."""
+        tokens = len(step.tokens[0])
+        prefill.token_s = self.admission.chunk_size.note(step.tokens, seconds)
+        first, *others = prefill.slots
+        # Sources of guesses learn as many tokens of a prompt as have been computed, so that they know it with the first token
+        # of its answer: if the session may guess then, as it would have a lane to itself.
+        if self.filling.follows and not (others or first.evaluation) and prefill.home.slots() == prefill.slots:
+            first.session.learn(tokens)
+        if not step.samples:
+            for slot in step.rows:
+                if not (slot.gone or slot.evaluation):
+                    prefill.progress = PromptProgress(step.begin + tokens, len(slot.session.tokens))
+                    slot.session.events.put_nowait(prefill.progress)
+        elif not prefill.gone:
+            self.admission.prefills.remove(prefill)
+            prefill.home.join(prefill.slots, prefill.lane)
+            if not self.admission.plan.trimmable:  # later sessions can go back to no other position
+                for row, slot in enumerate(prefill.slots):
+                    self.admission.ops += () if slot.gone else self.admission.keep_as(slot, prefill.lane, row)
 
     def _deliver(self, slot: Slot, result: RowResult) -> None:
         if (event := slot.accept(result)) is None:
@@ -361,11 +358,3 @@ class Scheduler:
         ops = self.admission.pop_ops()
         self.flight.sent(step := Step(prefill.lane, ops, rows, tokens, samples, begin, of_prompt=True))
         return step
-
-    def _join(self, prefill: Prefill) -> None:
-        self.admission.prefills.remove(prefill)
-        prefill.home.join(prefill.slots, prefill.lane)
-        if self.admission.plan.trimmable:
-            return
-        for row, slot in enumerate(prefill.slots):  # later sessions can go back to no other position
-            self.admission.ops += () if slot.gone else self.admission.keep_as(slot, prefill.lane, row)

@@ -31,9 +31,9 @@ _MAX_WAITING = 64
 _COPIED = 128 << 20
 """Bytes of blocks that are copied at once, and then written."""
 HANGS_S = 5.0
-"""Time after which a job of the disk that has not ended means that the disk hangs: no KV is taken until it has."""
-FLUSH_S = 5.0
-"""Maximum time for which rings that end for good wait until their KV is stored."""
+"""Time for which anything waits for the disk. If a job has not ended by then, the disk hangs, and no KV is taken until it has; rings
+that end for good wait no longer until their KV is stored.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +126,7 @@ class StoredKv:
     async def flush(self, rings: Collection[RingKv] | None = None) -> None:
         """Wait until what is to be stored of these rings, or of all, is on the disk, but not for long."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
+            async with asyncio.timeout(HANGS_S):
                 while any(rings is None or each.ring_kv in rings for each in self._unstored):
                     await self._stored.wait()
 
@@ -138,7 +138,7 @@ class StoredKv:
         """The device of this node has failed: what it computed may be wrong."""
         self._unstored.clear()
         if self._storing:
-            await asyncio.wait([self._storing], timeout=FLUSH_S)
+            await asyncio.wait([self._storing], timeout=HANGS_S)
         with suppress(Overloaded):
             await self.pool.run(self.exchange.store.drop_written)
         await self.copies.recall()
@@ -148,19 +148,15 @@ class StoredKv:
             sequence = self._unstored[0]
             try:
                 await self._store(sequence)
-                self._copy(sequence)
+                if chain := _chain(_items(sequence.ring_kv, sequence.op)):
+                    caches, size = sequence.ring_kv.blocks_of, sequence.ring_kv.block_bytes
+                    self.copies.add(sequence.op.number, sequence.model, chain, caches, size)
             except (PippinError, *MLX_ERRORS) as error:
                 log.warning("KV of %s is not stored: %s", sequence.model, error)
             if sequence in self._unstored:
                 self._unstored.remove(sequence)
             del sequence  # it holds the weights
             self._stored.notify()
-
-    def _copy(self, sequence: _Unstored) -> None:
-        """Have what is stored copied."""
-        ring_kv, chain = sequence.ring_kv, _chain(_items(sequence.ring_kv, sequence.op))
-        if chain:
-            self.copies.add(sequence.op.number, sequence.model, chain, ring_kv.blocks_of, ring_kv.block_bytes)
 
     async def _store(self, sequence: _Unstored) -> None:
         ring_kv, op = sequence.ring_kv, sequence.op
@@ -233,8 +229,7 @@ class StoredKv:
         with suppress(TimeoutError):
             async with asyncio.timeout(part.asked.seconds):
                 names = names_of(part.asked.chain)[: part.reach // BLOCK]
-                choose = self._choose_blocks if ring_kv.trimmable else self._choose_state
-                found, asking = await choose(ring_kv, names)
+                found, asking = await self._choose(ring_kv, names)
                 part.reach = min(part.reach, found.tokens)
                 if part.reach < part.asked.least:
                     return None
@@ -254,18 +249,17 @@ class StoredKv:
             return None
         return found
 
-    async def _choose_blocks(self, ring_kv: RingKv, names: list[str]) -> tuple[_Found, Sources]:
-        """All blocks that are in reach."""
-        count, asking = await self._sources(names, [ring_kv.cut_caches] * len(names))
-        return _Found(names[:count], [ring_kv.cut_caches] * count, count, count * BLOCK, is_state=False), asking
-
-    async def _choose_state(self, ring_kv: RingKv, names: list[str]) -> tuple[_Found, Sources]:
-        """The last state that is in reach, with all blocks before it."""
-        states, needed, store = list(map(state_name, names)), ring_kv.state_caches, self.exchange.store
-        lacking = [needed - store.held(name, needed) for name in states]
+    async def _choose(self, ring_kv: RingKv, names: list[str]) -> tuple[_Found, Sources]:
+        """All blocks that are in reach; where caches can't be trimmed, the last state that is, with all blocks before it."""
+        cut, needed = ring_kv.cut_caches, ring_kv.state_caches
+        if ring_kv.trimmable:
+            count, asking = await self._sources(names, [cut] * len(names))
+            return _Found(names[:count], [cut] * count, count, count * BLOCK, is_state=False), asking
+        states = list(map(state_name, names))
+        lacking = [needed - self.exchange.store.held(name, needed) for name in states]
         for k in reversed(await self.exchange.completable(_chain(states), lacking)):
-            blocks, state = names[: k + 1] if ring_kv.cut_caches else [], [states[k]] if needed else []
-            wanted = [ring_kv.cut_caches] * len(blocks) + [needed] * len(state)
+            blocks, state = names[: k + 1] if cut else [], [states[k]] if needed else []
+            wanted = [cut] * len(blocks) + [needed] * len(state)
             found = _Found([*blocks, *state], wanted, len(blocks), (k + 1) * BLOCK, is_state=True)
             count, asking = await self._sources(found.names, found.wanted)
             if count == len(found.names):
