@@ -5,11 +5,9 @@ the digest of a whole folder, which is the revision of a model that is not from 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from node.core.errors import ModelBroken
 from node.model.file_names import DESCRIPTION, PROCESSORS, is_license, is_small
@@ -85,14 +83,12 @@ def fingerprint(directory: Path, names: Iterable[str]) -> str:
         with (directory / name).open("rb") as file:
             size = file.seek(0, 2)
             digest.update(json.dumps([name, size]).encode())
-            file.seek(0)
-            for part in iter(partial(file.read, _CHUNK), b"") if is_small(name) else _samples(file, size):
-                digest.update(part)
+            if is_small(name):
+                file.seek(0)
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+                continue
+            for number in range(_SAMPLES):  # at equal distances, from the header to the last bytes
+                file.seek(max(size - _SAMPLE_BYTES, 0) * number // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
     return f"local-{digest.hexdigest()[:32]}"
-
-
-def _samples(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield samples at equal distances, from the header to the last bytes."""
-    for number in range(_SAMPLES):
-        file.seek(max(size - _SAMPLE_BYTES, 0) * number // (_SAMPLES - 1))
-        yield file.read(_SAMPLE_BYTES)

@@ -24,7 +24,14 @@ def note(repository: Path, name: str) -> None:
 
 def blobs(repository: Path) -> set[str]:
     """The names of the files whose content is in a model's folder of the hub's cache, whole or not."""
-    return {_blob(file) for file in _files(repository) if not _is_ours(file, repository)}
+    found: set[str] = set()
+    for file in _files(repository):
+        place = file.relative_to(repository).parts[0]
+        if place in (RECORD, "refs", ".no_exist") or file.name.startswith(DESCRIPTION):
+            continue  # no content: what the hub's client and Pippin note of the model
+        # A part of a file has its name, or that and another process's mark, before `.incomplete`.
+        found.add(file.name.partition(".")[0] if file.name.endswith(".incomplete") else file.name)
+    return found
 
 
 def is_fetched(repository: Path) -> bool:
@@ -52,13 +59,3 @@ def _files(folder: Path) -> Iterator[Path]:
     """All files in a folder; links to other places are none."""
     for parent, _, names in os.walk(folder):
         yield from (path for name in names if not (path := Path(parent, name)).is_symlink())
-
-
-def _blob(file: Path) -> str:
-    """A part of a file has its name, or that and another process's mark, before `.incomplete`."""
-    return file.name.partition(".")[0] if file.name.endswith(".incomplete") else file.name
-
-
-def _is_ours(file: Path, repository: Path) -> bool:
-    """Whether it is no content: what the hub's client and Pippin note of the model."""
-    return file.name.startswith(DESCRIPTION) or file.relative_to(repository).parts[0] in (RECORD, "refs", ".no_exist")

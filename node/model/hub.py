@@ -74,7 +74,11 @@ class Hub:
         Without network they are read from the cache.
         """
         with _told(model_id):
-            directory = self._resolved(model_id, revision)
+            if not isinstance(try_to_load_from_cache(model_id, "config.json", self._cache, revision), str):
+                # Without network this fails at once, while a download of an uncached file retries for half a minute.
+                self._api.model_info(model_id, revision=revision, timeout=STALL_S)
+            # The snapshot's name is the branch's commit: all further requests are for this one.
+            directory = Path(self._download(model_id, "config.json", revision=revision)).parent
             weights = self._layouts.of(directory).description or self._describe(model_id, directory)
         return Metadata(read_config(directory), weights, directory)
 
@@ -131,13 +135,6 @@ class Hub:
             fetched.note(repository, blob)
         return path
 
-    def _resolved(self, model_id: str, revision: str | None) -> Path:
-        """Snapshot directory of the branch's commit, which is its name; all further requests are for this commit."""
-        if not isinstance(try_to_load_from_cache(model_id, "config.json", self._cache, revision), str):
-            # Without network this fails at once, while a download of an uncached file retries for half a minute.
-            self._api.model_info(model_id, revision=revision, timeout=STALL_S)
-        return Path(self._download(model_id, "config.json", revision=revision)).parent
-
     def _describe(self, model_id: str, directory: Path) -> Weights:
         """Download the small files, read the headers of the weights, and write a description for the next time."""
         info = self._api.model_info(model_id, revision=directory.name, files_metadata=True, timeout=STALL_S)
@@ -147,7 +144,11 @@ class Hub:
         self._check_space(model_id, sum(sizes[file] for file in small))
         for file in small:
             _verify(model_id, Path(self._download(model_id, file, revision=directory.name)))
-        files = self._weight_files(directory, set(sizes))
+        loadable = set(filter(is_weights, sizes))
+        index = directory / INDEX
+        indexed = set(read_index(index, self._layouts.parser).values()) if index.is_file() else set()
+        # A stale index names files that are not there.
+        files = sorted(indexed if indexed and indexed <= loadable else loadable)
         if not files:
             raise unloadable(f"{model_id} on the hub", sizes)
 
@@ -173,14 +174,6 @@ class Hub:
         if 8 + length + end > size:
             raise ModelBroken(f"{where} has {size:,} bytes; its header says at least {8 + length + end:,}.")
         return tensors
-
-    def _weight_files(self, directory: Path, present: set[str]) -> list[str]:
-        """The repository's weight files: those of its index, or all that mlx-lm would load."""
-        loadable = {file for file in present if is_weights(file)}
-        index = directory / INDEX
-        indexed = set(read_index(index, self._layouts.parser).values()) if index.is_file() else set()
-        # A stale index names files that are not there.
-        return sorted(indexed if indexed and indexed <= loadable else loadable)
 
     def _check_space(self, model_id: str, needed: int) -> None:
         free = shutil.disk_usage(self._cache).free

@@ -34,8 +34,25 @@ def translated(error: Exception, model_id: str) -> PippinError:
         return _refused(error, model_id)
     # Only OSErrors of the system have an errno; huggingface_hub derives exceptions of its own from OSError, too.
     if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
-        return _disk(error, model_id)
-    return _unreachable(error, model_id)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return NoCapacity(
+                f"The disk became full while {model_id} was fetched.",
+                hint="Free some space, or set HF_HOME to a larger disk.",
+            )
+        return PippinError(
+            f"{model_id} cannot be stored: {error.strerror or type(error).__name__}.",
+            hint="Check the rights of the hub's cache directory.",
+        )
+    cause = error.__cause__ or error
+    if isinstance(cause, errors.OfflineModeIsEnabled):
+        return HubUnavailable(
+            f"{model_id} is not on this node, and HF_HUB_OFFLINE forbids to fetch it.",
+            hint="Unset HF_HUB_OFFLINE, or copy the model into a directory given with --models-dir.",
+        )
+    return HubUnavailable(
+        f"The hub cannot be reached for {model_id} ({first_line(cause)}).",
+        hint="Check the network, or copy the model into a directory given with --models-dir.",
+    )
 
 
 def _refused(error: errors.HfHubHTTPError | errors.HFValidationError, model_id: str) -> PippinError:
@@ -54,31 +71,6 @@ def _refused(error: errors.HfHubHTTPError | errors.HFValidationError, model_id: 
         hint = "Check that HF_TOKEN is valid and may read this model."
         return ModelGated(f"The hub refuses {model_id} with status {status}.", hint=hint)
     return HubUnavailable(f"The hub answers {status} for {model_id}.", hint="Try again in a while.")
-
-
-def _unreachable(error: Exception, model_id: str) -> HubUnavailable:
-    cause = error.__cause__ or error
-    if isinstance(cause, errors.OfflineModeIsEnabled):
-        return HubUnavailable(
-            f"{model_id} is not on this node, and HF_HUB_OFFLINE forbids to fetch it.",
-            hint="Unset HF_HUB_OFFLINE, or copy the model into a directory given with --models-dir.",
-        )
-    return HubUnavailable(
-        f"The hub cannot be reached for {model_id} ({first_line(cause)}).",
-        hint="Check the network, or copy the model into a directory given with --models-dir.",
-    )
-
-
-def _disk(error: OSError, model_id: str) -> PippinError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoCapacity(
-            f"The disk became full while {model_id} was fetched.",
-            hint="Free some space, or set HF_HOME to a larger disk.",
-        )
-    return PippinError(
-        f"{model_id} cannot be stored: {error.strerror or type(error).__name__}.",
-        hint="Check the rights of the hub's cache directory.",
-    )
 
 
 def first_line(error: BaseException) -> str:

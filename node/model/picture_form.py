@@ -166,9 +166,8 @@ def _qwen(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mappi
     least = int(processor.get("min_pixels") or size.get("shortest_edge") or 56 * 56)
     most = int(processor.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280)
     most = min(most, MAX_PIXELS)
-    width = int(
-        vision.get("embed_dim") or vision.get("hidden_size", 1280)
-    )  # Qwen2-VL's hidden_size is that of the text
+    # Qwen2-VL's hidden_size is that of the text.
+    width = int(vision.get("embed_dim") or vision.get("hidden_size", 1280))
     inner = int(vision.get("intermediate_size") or width * vision.get("mlp_ratio", 4))
     # Plans are made without preprocessor_config.json, and a driver takes what a gateway with other settings has made.
     largest = min(MAX_PIXELS, MAX_PLACES * cell**2)

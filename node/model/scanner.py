@@ -70,7 +70,11 @@ class FolderScanner:
         self._failures, self._in_gguf = set(), []
         found = [pair for root in roots for pair in self._in_root(root)]
         found += [pair for root in self.folders(fetched) for pair in self._in_root(root, root.name)]
-        found += self._in_cache(cache)
+        for repository in self.folders(cache):
+            kind, _, name = repository.name.partition("--")
+            parts = name.split("--")
+            if kind == "models" and len(parts) <= 2 and all(map(is_safe, parts)):
+                found += [("/".join(parts), folder) for folder in self.snapshots(repository)]
         self._known = {folder.path: folder for _, folder in found if folder.path in self._known}
         self._logged = self._failures
         self.gguf = tuple(self._in_gguf)
@@ -94,14 +98,6 @@ class FolderScanner:
         if path in self._gguf and not (folder and folder.whole):
             self._in_gguf.append(model)
 
-    def _in_cache(self, cache: Path) -> Iterator[tuple[str, Folder]]:
-        for repository in self.folders(cache):
-            kind, _, name = repository.name.partition("--")
-            parts = name.split("--")
-            if kind == "models" and len(parts) <= 2 and all(map(is_safe, parts)):
-                for folder in self.snapshots(repository):
-                    yield "/".join(parts), folder
-
     def snapshots(self, repository: Path) -> list[Folder]:
         """Commits of a model in the hub's cache: `main` as last seen, then the others, most recent first.
 
@@ -109,11 +105,15 @@ class FolderScanner:
         """
         found = [folder for path in self.folders(repository / "snapshots") if (folder := self.read(path, path.name))]
         if len(found) > 1:
-            main, changed = self._main(repository), dict.fromkeys((folder.path for folder in found), 0.0)
+            main, commit = repository / "refs" / "main", b""
+            with self._noting(main), main.open("rb") as file:
+                commit = file.read(100)
+            latest = commit.decode("ascii", "replace").strip()
+            changed = dict.fromkeys((folder.path for folder in found), 0.0)
             for path in changed:
                 with self._noting(path):
                     changed[path] = path.stat().st_mtime
-            found.sort(key=lambda folder: (folder.path.name == main, changed[folder.path]), reverse=True)
+            found.sort(key=lambda folder: (folder.path.name == latest, changed[folder.path]), reverse=True)
         return found
 
     def read(self, path: Path, revision: str = "") -> Folder | None:
@@ -173,13 +173,6 @@ class FolderScanner:
         with self._noting(path), os.scandir(path) as entries:
             found.extend(entries)
         return found
-
-    def _main(self, repository: Path) -> str:
-        """Commit of `main` according to the cache; empty if unknown."""
-        path, commit = repository / "refs" / "main", b""
-        with self._noting(path), path.open("rb") as file:
-            commit = file.read(100)
-        return commit.decode("ascii", "replace").strip()
 
     def _map(self, path: Path) -> dict[str, str] | None:
         """Map from tensor to file; None if the folder is damaged or of another format. Raises OSError."""

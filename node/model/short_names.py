@@ -157,8 +157,17 @@ def canonical(name: str) -> str:
 
 def known_configs() -> dict[str, dict[str, Any]]:
     """The config of each model that has a short name, by id: good for sizes, not for computing."""
-    raw = _raw_configs()
-    return {f"mlx-community/{model}": _known_config(model, raw) for model in _MODELS}
+    raw, known = _raw_configs(), dict[str, dict[str, Any]]()
+    for model in _MODELS:
+        own = raw[model]
+        config = dict(_ANY) | raw.get(own.get("like", ""), {}) | own
+        del config["bytes"]
+        if "text_config" in config:
+            config["text_config"] = dict(_ANY) | config["text_config"]
+        if bits := re.search(r"-(\d)bit$", model):
+            config["quantization"] = {"group_size": 64, "bits": int(bits[1])}
+        known[f"mlx-community/{model}"] = config
+    return known
 
 
 @cache
@@ -171,14 +180,3 @@ def known_sizes() -> Mapping[str, int]:
 def _raw_configs() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = json.loads(_CONFIGS.read_text("utf-8"))
     return found
-
-
-def _known_config(model: str, raw: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    own = raw[model]
-    config = dict(_ANY) | raw.get(own.get("like", ""), {}) | own
-    del config["bytes"]
-    if "text_config" in config:
-        config["text_config"] = dict(_ANY) | config["text_config"]
-    if bits := re.search(r"-(\d)bit$", model):
-        config["quantization"] = {"group_size": 64, "bits": int(bits[1])}
-    return config

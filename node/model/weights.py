@@ -191,6 +191,8 @@ def count_parameters(weights: Weights, config: Mapping[str, Any]) -> int:
     """
     if "quantization_config" in config and "quantization" not in config:
         return 0
+    general = config.get("quantization")
+    settings = general if isinstance(general, Mapping) else {}
     total = 0
     for name, tensor in weights.tensors.items():
         module, _, kind = name.rpartition(".")
@@ -198,14 +200,9 @@ def count_parameters(weights: Weights, config: Mapping[str, Any]) -> int:
         if is_foreign(name) or (quantized and kind in ("weight", "biases")):
             continue
         size = math.prod(tensor.shape)
-        total += size * _group_size(config, module) if quantized and kind == "scales" else size
+        if quantized and kind == "scales":
+            own = settings.get(module)  # modules may have settings of their own
+            group = (own if isinstance(own, Mapping) else settings).get("group_size")
+            size *= group if type(group) is int and 0 < group <= _MAX_GROUP else _GROUP
+        total += size
     return total
-
-
-def _group_size(config: Mapping[str, Any], module: str) -> int:
-    """Modules may have settings of their own."""
-    general = config.get("quantization")
-    settings = general if isinstance(general, Mapping) else {}
-    own = settings.get(module)
-    size = (own if isinstance(own, Mapping) else settings).get("group_size")
-    return size if type(size) is int and 0 < size <= _MAX_GROUP else _GROUP

@@ -57,7 +57,12 @@ class Constraint:
         if matcher is None:
             return None
         while self._mark and self._consumed < len(generated):
-            self._read_free(generated[self._consumed])
+            text = self._tail + self._tokens[generated[self._consumed]]
+            if text.endswith(self._mark):
+                self._mark = b""  # the grammar binds from here to the end
+            else:
+                sizes = range(min(len(text), len(self._mark) - 1), -1, -1)
+                self._tail = self._mark[: next(size for size in sizes if text.endswith(self._mark[:size]))]
             self._consumed += 1
         if self._mark:
             return self._without_overshoot()
@@ -77,14 +82,6 @@ class Constraint:
         if self._matcher and not self._mark and self._matcher.consume_token(token):
             self.forced = self._matcher.compute_ff_tokens()
             self._matcher.rollback(1)
-
-    def _read_free(self, token: int) -> None:
-        text = self._tail + self._tokens[token]
-        if text.endswith(self._mark):
-            self._mark = b""  # the grammar binds from here to the end
-            return
-        sizes = range(min(len(text), len(self._mark) - 1), -1, -1)
-        self._tail = self._mark[: next(size for size in sizes if text.endswith(self._mark[:size]))]
 
     def _without_overshoot(self) -> bytes | None:
         """Mask of the tokens that do not go on behind the end of a mark that has begun, where the grammar must bind;

@@ -100,8 +100,7 @@ class Encoder:
                 without = _characters(self.render(messages, None, **more))
             except BadRequest:  # a template that is written for chats with tools
                 raise error from None
-            of_tools = max(0, size - without)
-            said = f"{error.message.removesuffix('.')}, of which {of_tools} are its {len(tools)} tools."
+            said = f"{error.message.removesuffix('.')}, of which {max(0, size - without)} are its {len(tools)} tools."
             raise ContextExceeded(said, param="messages") from error
         return self.encode_segments(segments)
 

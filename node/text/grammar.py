@@ -113,9 +113,14 @@ def form_grammar(functions: Sequence[Function], form: CallForm, *, many: bool, p
 
 def _lark_of(pieces: Sequence[str | int], marks: dict[int, str]) -> str:
     """Pieces of a form in Lark's syntax; the names of tokens are added to `marks`."""
-    return " ".join(
-        marks.setdefault(each, f"mark_{len(marks)}") if isinstance(each, int) else _literal(each) for each in pieces
-    )
+    written = []
+    for each in pieces:
+        if isinstance(each, int):
+            written.append(marks.setdefault(each, f"mark_{len(marks)}"))
+        else:
+            parts = re.split(f"({'|'.join(map(re.escape, PLACES))})", each)
+            written.append(" ".join(_place(part) if part in PLACES else json.dumps(part) for part in parts if part))
+    return " ".join(written)
 
 
 def _marks(marks: Mapping[int, str]) -> Iterable[str]:
@@ -152,12 +157,12 @@ def _arguments(functions: Sequence[Function], first: int = 0) -> Iterable[str]:
 
 def _tagged(functions: Sequence[Function], form: CallForm, lark: Callable[[Sequence[str | int]], str]) -> Iterable[str]:
     """Rules of arguments that are written one by one."""
-    stop, comma, any_json = lark(form.stop), lark(form.comma), f"%json {json.dumps(prepared({}, strict=False))}"
+    stop, comma = lark(form.stop), lark(form.comma)
     quoted = "" if form.stop else lark(form.quote)
     text = f"{quoted} text" if stop or quoted else ""
-    yield from _either_text(form) or _text(form.stop or form.unquote, form.text_end, lark)
+    yield from _text(form, lark)
     yield f"NAME: /{NAME}/"
-    yield f"json: {any_json}"
+    yield f"json: %json {json.dumps(prepared({}, strict=False))}"
     yield f"any: {text if stop else ' | '.join(filter(None, (text, 'json')))}"
     for index, function in enumerate(functions):
         if function.free:
@@ -183,26 +188,20 @@ def _tagged(functions: Sequence[Function], form: CallForm, lark: Callable[[Seque
         yield f"arguments_{index}: {_in_order(pairs, comma)}"
 
 
-def _text(end: Sequence[str | int], written: str, lark: Callable[[Sequence[str | int]], str]) -> Iterable[str]:
-    """The rule of a text up to the first place where its end is `written`; one of tokens is in no text, nor spelled out."""
-    if end and all(isinstance(piece, str) for piece in end):
-        yield f"text[suffix={json.dumps(written)}]: /(?s:.*)/"
+def _text(form: CallForm, lark: Callable[[Sequence[str | int]], str]) -> Iterable[str]:
+    """Rules of a text up to the first place where its end is written; one of tokens is in no text, nor spelled out."""
+    end, parts = form.stop or form.unquote, (form.quote, form.unquote, form.stop)
+    # It may be quoted before its stop.
+    if all(part and all(isinstance(piece, str) for piece in part) for part in parts):
+        quote, unquote, stop = (_expression("".join(map(str, part))) for part in parts)
+        yield f"PLAIN: /(?s:.*){stop}/ & ~/\\s*{quote}(?s:.*)/"
+        yield f"QUOTED: /\\s*{quote}(?s:.*){unquote}\\s*{stop}/"
+        yield "text[lazy]: PLAIN | QUOTED"
+    elif end and all(isinstance(piece, str) for piece in end):
+        yield f"text[suffix={json.dumps(form.text_end)}]: /(?s:.*)/"
     elif end:
-        yield f"TEXT: /(?s:.+)/ & ~/(?s:.*){_expression(written)}(?s:.*)/"
+        yield f"TEXT: /(?s:.+)/ & ~/(?s:.*){_expression(form.text_end)}(?s:.*)/"
         yield f"text: TEXT? {lark(end)}"
-
-
-def _either_text(form: CallForm) -> Sequence[str]:
-    """Rules of a text that may be quoted before its stop; none if the form has no such texts, or has tokens for them."""
-    parts = (form.quote, form.unquote, form.stop)
-    if not all(part and all(isinstance(piece, str) for piece in part) for part in parts):
-        return []
-    quote, unquote, stop = (_expression("".join(map(str, part))) for part in parts)
-    return [
-        f"PLAIN: /(?s:.*){stop}/ & ~/\\s*{quote}(?s:.*)/",
-        f"QUOTED: /\\s*{quote}(?s:.*){unquote}\\s*{stop}/",
-        "text[lazy]: PLAIN | QUOTED",
-    ]
 
 
 def _expression(text: str) -> str:
@@ -218,12 +217,6 @@ def _in_order(pairs: Sequence[tuple[str, bool]], comma: str) -> str:
         if required:
             return " | ".join(ways)
     return " | ".join([*ways, json.dumps("")])
-
-
-def _literal(text: str) -> str:
-    """A text of a form in Lark's syntax."""
-    pieces = re.split(f"({'|'.join(map(re.escape, PLACES))})", text)
-    return " ".join(_place(piece) if piece in PLACES else json.dumps(piece) for piece in pieces if piece)
 
 
 def _place(text: str) -> str:

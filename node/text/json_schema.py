@@ -27,7 +27,12 @@ SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "depen
 def prepared(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     """A schema as llguidance takes it. `strict`: what llguidance does not know is an error."""
     options = {**STYLE, "lenient": not strict}
-    return {**_tightened(schema, close=not _combines(schema)), "x-guidance": options}
+    # Where several descriptions of one object are combined, closing one would forbid properties of another.
+    combines = any(
+        sum(key in each for key in COMBINING) > 1 or (isinstance(each.get("allOf"), list) and len(each["allOf"]) > 1)
+        for each in _objects(schema)
+    )
+    return {**_tightened(schema, close=not combines), "x-guidance": options}
 
 
 def _tightened(schema: Any, *, close: bool) -> Any:
@@ -49,7 +54,9 @@ def _tightened(schema: Any, *, close: bool) -> Any:
         tight["additionalProperties"] = False
     if tight.get("type") in ("integer", "number") and not tight.keys() & {"enum", "const", "multipleOf"}:
         _bound(tight)
-    _limit_digits(tight)
+    has_digits = tight.get("format") in TIMES and not tight.keys() & {"enum", "const"}
+    if has_digits and isinstance(more := tight.get("allOf", []), list):
+        tight["allOf"] = [*more, {"pattern": FEW_DIGITS}]
     return tight
 
 
@@ -70,14 +77,6 @@ def _limit_names(schema: dict[str, Any]) -> None:
     others = schema.get("additionalProperties", True)
     if pattern and others is not False:
         schema |= {"patternProperties": {pattern: others}, "additionalProperties": False}
-
-
-def _limit_digits(schema: dict[str, Any]) -> None:
-    """Bound the digits of times, which have any number of them."""
-    if schema.get("format") not in TIMES or schema.keys() & {"enum", "const"}:
-        return
-    if isinstance(more := schema.get("allOf", []), list):
-        schema["allOf"] = [*more, {"pattern": FEW_DIGITS}]
 
 
 def _may_be_closed(schema: Mapping[str, Any]) -> bool:
@@ -102,14 +101,6 @@ def _bound(schema: dict[str, Any]) -> None:
     for sides, bound in BOUNDS.items():
         if not schema.keys() & set(sides):
             schema[sides[0]] = bound
-
-
-def _combines(schema: Any) -> bool:
-    """Whether the schema combines several descriptions of one object: closing one would forbid properties of another."""
-    return any(
-        sum(key in each for key in COMBINING) > 1 or (isinstance(each.get("allOf"), list) and len(each["allOf"]) > 1)
-        for each in _objects(schema)
-    )
 
 
 def _objects(value: Any) -> Iterable[Mapping[str, Any]]:

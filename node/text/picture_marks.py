@@ -76,18 +76,18 @@ class PictureMarks:
         if (shown := rendered.count(mark)) != len(pictures):
             what = f"The model's chat template shows {shown} of the {len(pictures)} pictures"
             raise BadRequest(f"{what}.", hint="Many take them only in messages of the user.", param="messages")
-        waiting = iter(pictures)
-        return [
-            each for token in rendered for each in (self._laid_out(next(waiting), form) if token == mark else (token,))
-        ]
-
-    def _laid_out(self, picture: Picture, form: PictureForm) -> list[int]:
-        *rows, last = form.runs(picture.width, picture.height)
-        numbers = iter(picture.numbers(form.places(picture.width, picture.height), form.vocabulary))
-        laid = [self.start]
-        for row in rows:
-            laid += (*self._row(row, numbers), self.row_end)
-        laid += (self.last, *self._row(last, numbers), self.end)
+        waiting, laid = iter(pictures), list[int | None]()
+        for token in rendered:
+            if token != mark:
+                laid.append(token)
+                continue
+            picture = next(waiting)
+            *rows, last = form.runs(picture.width, picture.height)
+            numbers = iter(picture.numbers(form.places(picture.width, picture.height), form.vocabulary))
+            laid.append(self.start)
+            for row in rows:
+                laid += (*self._row(row, numbers), self.row_end)
+            laid += (self.last, *self._row(last, numbers), self.end)
         return [token for token in laid if token is not None]
 
     def _row(self, runs: Sequence[int], numbers: Iterator[int]) -> Iterator[int | None]:

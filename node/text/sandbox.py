@@ -24,18 +24,14 @@ from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.host.memory import processor_time_of, used_by
 from node.text import confinement, seatbelt
-from node.text.sandbox_server import ANSWERED, REFUSED, REPLY_HEADER, REQUEST_HEADER, START, START_REPLY
+from node.text.sandbox_server import ANSWERED, IMPORTS_S, REFUSED, REPLY_HEADER, REQUEST_HEADER, START, START_REPLY
 
 log = logging.getLogger(__name__)
 
 _CHECK_S = 0.05
 """Interval of checks of a working sandbox's memory, which macOS does not limit."""
-_START_S = 180.0
-"""macOS examines each library when it is first used."""
 _GRACE_S = 10.0
 """How long after a limit the kernel ends a process itself: the node, which tells the reason, has died or hangs."""
-_PATIENCE = 10.0
-"""How many times longer than its limit of processor time a request may take on a machine that has other work."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 """Environment variables that sandboxes inherit; others may hold secrets and tokens."""
 _ENVIRONMENT = {
@@ -65,8 +61,10 @@ class Bounds:
     """Bytes beyond those of the sandbox server."""
     reply: int
     """Bytes of the reply."""
-    patience: float = _PATIENCE
-    """1 if a program that the job starts does the work, as its processor time is not the job's."""
+    patience: float = 10.0
+    """How many times longer than its limit of processor time a request may take on a machine that has other work; 1 if a program that
+    the job starts does the work, as its processor time is not the job's.
+    """
     longer: bool = True
     """Whether a request of several MiB may take as many times longer."""
     kept: int = sys.maxsize
@@ -80,7 +78,7 @@ class SandboxServer:
         """Start the server, which imports the sandboxes' modules in the background."""
         confinement.check_system()
         self._node, theirs = socket.socketpair()
-        self._node.settimeout(_START_S)
+        self._node.settimeout(IMPORTS_S)
         self.forks = Pool("sandbox", 1, 256)
         """The thread that calls `fork`."""
         self.files = Pool("sandbox files", 2, 256)
@@ -150,7 +148,7 @@ class Sandbox(asyncio.Protocol):
             process, channel = await server.forks.run(server.fork, job, bounds.memory, folder)
             loop = asyncio.get_running_loop()
             _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
-            await sandbox._replied(_START_S, _START_S)  # noqa: SLF001 - the first reply means that it is ready
+            await sandbox._replied(IMPORTS_S, IMPORTS_S)  # noqa: SLF001 - the first reply means that it is ready
         except (SandboxFailed, NotReady, Overloaded) as error:
             log.error("A process for %s could not be started: %s", job, error)
             if isinstance(error, SandboxFailed):

@@ -28,6 +28,8 @@ IMPORTED = ("node.model.json_parser", "node.text.grammar_job", "node.text.pictur
 """Modules of the jobs that a fork of the server runs."""
 APART = ("node.engine.trial",)
 """Those of jobs with a program of their own."""
+IMPORTS_S = 180.0
+"""Most that the imports of all jobs may take: macOS examines each library when it is first used."""
 START = struct.Struct("!Q64s1024s")
 """Request to the server for a sandbox, sent with the sandbox's end of a socket: its maximum memory in bytes beyond the
 server's, its job as "module:function", and its folder."""
@@ -49,8 +51,11 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the node decides, and closes the socket
     node = socket.socket(fileno=int(sys.argv[1]))
     if len(sys.argv) > 2:
-        _run_apart(sys.argv[2], node)
-        return
+        # A job that no fork can run is there to die instead of the node, which runs the same next: it may open what the
+        # node may, as MLX calls drivers and compilers. The node alone limits its memory: drivers reserve addresses without end.
+        _silence()
+        _serve(node, _function(sys.argv[2])())
+        os._exit(0)  # threads of a device may hang
     # On a Mac, libraries of the system that an import starts may keep threads of their own, which run no Python.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     with fixed_limit():
@@ -82,20 +87,13 @@ def _run(request: bytes, channel: socket.socket) -> None:
             os.execv(sys.executable, command)  # noqa: S606 - this very program
         make = _function(job)
         _silence()
-        _limit(memory)
+        if sys.platform == "linux":  # macOS ignores this limit, so the node checks the memory, too
+            most = psutil.Process().memory_info().vms + memory
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
         confine(os.fsdecode(folder.rstrip(b"\0")))
         _serve(channel, make())
     finally:
         os._exit(0)  # no cleanup of the server may run here
-
-
-def _run_apart(job: str, channel: socket.socket) -> None:
-    """Run a job that no fork can run. It is there to die instead of the node, which runs the same next: it may open what the
-    node may, as MLX calls drivers and compilers. The node alone limits its memory: drivers reserve addresses without end.
-    """
-    _silence()
-    _serve(channel, _function(job)())
-    os._exit(0)  # threads of a device may hang
 
 
 def _function(job: str) -> Callable[[], Job]:
@@ -110,12 +108,6 @@ def _silence() -> None:
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _limit(memory: int) -> None:
-    if sys.platform == "linux":  # macOS ignores this limit, so the node checks the memory, too
-        most = psutil.Process().memory_info().vms + memory
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _serve(channel: socket.socket, answer: Job) -> None:

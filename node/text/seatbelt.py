@@ -13,14 +13,12 @@ import tempfile
 from pathlib import Path
 
 import node
-from node.text.sandbox_server import IMPORTED
+from node.text.sandbox_server import IMPORTED, IMPORTS_S
 from node.text.tokenizer_files import PREFIX
 
 log = logging.getLogger(__name__)
 
 EXECUTABLE = Path("/usr/bin/sandbox-exec")
-_ATTEMPT_S = 120.0
-"""For the imports of all jobs: macOS examines each library when it is first used."""
 
 
 def command(executable: Path = EXECUTABLE) -> list[str]:
@@ -30,7 +28,7 @@ def command(executable: Path = EXECUTABLE) -> list[str]:
     confined = [str(executable), "-p", profile()]
     attempt = [*confined, sys.executable, "-P", "-c", f"import {', '.join(IMPORTED)}"]
     try:
-        subprocess.run(attempt, check=True, capture_output=True, timeout=_ATTEMPT_S)  # noqa: S603 - this very program
+        subprocess.run(attempt, check=True, capture_output=True, timeout=IMPORTS_S)  # noqa: S603 - this very program
     except (OSError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", b"") or str(error).encode()
         log.warning(

@@ -22,6 +22,8 @@ _OF_ALL = _NOTES | {
 }
 NAME = r'[^<>"=:,(){}\s]+'
 """An expression for the names of arguments."""
+_WORD = re.compile(r"[^<>\n]+")
+"""A text that can be told from the tags around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +81,12 @@ def _argument(name: str, schema: Any, shared: Mapping[str, Any], *, required: bo
         case {"enum": [*words], **more} if (
             words
             and more in ({}, {"type": "string"})
-            and all(isinstance(word, str) and _is_word(word) for word in words)
+            and all(isinstance(word, str) and _WORD.fullmatch(word) for word in words)
         ):
             return Argument(name, schema, required, words)
     if not isinstance(schema, Mapping):
         return Argument(name, {} if schema is True else {"not": {}}, required, None)
     return Argument(name, {**schema, **shared}, required, None)
-
-
-def _is_word(text: str) -> bool:
-    """Whether a text can be told from the tags around it."""
-    return bool(text) and not re.search(r"[<>\n]", text)
 
 
 @dataclass(frozen=True, slots=True)
