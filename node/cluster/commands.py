@@ -18,13 +18,9 @@ from node.core.commands import Command, DrainNode, KeepModel, LoadModel, UnloadM
 from node.core.errors import ModelBusy, ModelNotFound, NodeNotFound, NotReady, PeerUnavailable, PippinError
 from node.core.node_names import node_named
 from node.core.views import NodeState
-from node.rpc.client import RpcClient
+from node.rpc.client import CALL_TIMEOUT_S, RpcClient
 
 log = logging.getLogger(__name__)
-
-APPLIED_S = 5.0
-"""Time within which a node adopts the placement without a model, and reports its new state. It does so at once; a slower
-one is about to leave the cluster."""
 
 
 @dataclass(slots=True)
@@ -106,7 +102,7 @@ class Commands:
 
     async def release(self, model: str) -> None:
         """At a node: wait until the placement is without the model, as the head's call may be quicker; then free it."""
-        deadline = now() + APPLIED_S
+        deadline = now() + CALL_TIMEOUT_S
         while any(ring.model == model for ring in self.agent.placement.rings):
             if not await self.agent.adopted.wait(deadline - now()):
                 break
@@ -124,12 +120,14 @@ class Commands:
         elif address := self.agent.book.address_of(node):
             await self.client.set_draining(address, node, draining=draining)
         try:
-            async with asyncio.timeout(APPLIED_S):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
                 while not any(r.info.id == node and r.draining == draining for r in self.agent.alive()):
                     await self.agent.changed.wait()
         except TimeoutError as error:
             state = "draining" if draining else "in use"
-            raise PeerUnavailable(f"Node {node} does not report itself {state} after {APPLIED_S:.0f} s.") from error
+            raise PeerUnavailable(
+                f"Node {node} does not report itself {state} after {CALL_TIMEOUT_S:.0f} s."
+            ) from error
 
     def set_draining(self, node: str, *, draining: bool) -> None:
         """At the node itself. Raises NodeNotFound if it is another one."""

@@ -46,7 +46,11 @@ class FailedLoads:
                     _refuse(wanted, node.info.name, stage)
         for node, crash in self._crashes(nodes):
             if crash.model not in served:
-                self._models[crash.model].failure = refusal_of(crash.model, _crashed(node.info.name, crash))
+                fault = ModelCrashes(
+                    f"{node.info.name} ended by a fault ({crash.cause}) while it loaded {crash.model}.",
+                    hint=f"`last-crash.txt` in its data directory has more. `cluster load {crash.model}` tries it again.",
+                )
+                self._models[crash.model].failure = refusal_of(crash.model, fault)
 
     def _crashes(self, nodes: Iterable[NodeReport]) -> Iterator[tuple[NodeReport, Crash]]:
         """What ended nodes that loaded these models, and why no other node is to try, until a user wants it all the same."""
@@ -76,10 +80,3 @@ def _refuse(wanted: WantedModel, node: str, stage: StageReport) -> None:
         return
     wanted.failed_at = now()
     wanted.retry.fail()
-
-
-def _crashed(node: str, crash: Crash) -> ModelCrashes:
-    return ModelCrashes(
-        f"{node} ended by a fault ({crash.cause}) while it loaded {crash.model}.",
-        hint=f"`last-crash.txt` in its data directory has more. `cluster load {crash.model}` tries it again.",
-    )

@@ -54,11 +54,15 @@ def rows(model: str = "") -> Iterator[dict[str, Any]]:
     """
     for name, config, weights in [_described(model)] if model else _known():
         spec = spec_of(ModelVersion(name), make_plan(config, weights.total_bytes), weights)
+        rings = [ring_on(spec, macs) for macs in USUAL]
         yield {
             "model": name,
             "short_names": [short for short, known in SHORT_NAMES.items() if known == name],
             "bytes": spec.weight_bytes,
-            "fits": [_row(macs, ring_on(spec, macs)) for macs in USUAL],
+            "fits": [
+                {"macs": macs, "stages": len(ring.stages) if ring else 0, "context": ring.context if ring else 0}
+                for macs, ring in zip(USUAL, rings, strict=True)
+            ],
         }
 
 
@@ -67,10 +71,6 @@ def ring_on(spec: ModelSpec, macs: Macs) -> Ring | None:
     nodes = [_mac(str(number), size) for number, size in enumerate(macs)]
     placement = place([spec], nodes, Rules(max_rings=1), fence=Fence(1, 1), head=nodes[0].info.id)
     return placement.rings[0] if placement.rings else None
-
-
-def _row(macs: Macs, ring: Ring | None) -> dict[str, Any]:
-    return {"macs": macs, "stages": len(ring.stages) if ring else 0, "context": ring.context if ring else 0}
 
 
 def _mac(name: str, size: int) -> NodeReport:

@@ -131,24 +131,20 @@ class ModelSpecs:
     async def _describe(self, version: ModelVersion, config: dict[str, Any], weights: Weights) -> ModelSpec:
         mtp = find_mtp(config, weights.tensors)
         whole = mtp.config if mtp and mtp.is_alone else config  # the layer of a model that runs runs, too
-        await self.trials.check(whole, weights.total_bytes, version.kv_bits)
-        compute, kv_bits = self.compute, version.kv_bits
-        plan = await compute.run(make_plan, whole, weights.total_bytes, kv_bits, unproven=compute.unproven)
-        layer = await self._describe_mtp(version, mtp, weights) if mtp else None
+        compute, size, kv_bits = self.compute, weights.total_bytes, version.kv_bits
+        await self.trials.check(whole, size, kv_bits)
+        plan = await compute.run(make_plan, whole, size, kv_bits, unproven=compute.unproven)
+        layer: ModelSpec | None = None
+        if mtp:
+            try:
+                small = await compute.run(make_plan, mtp.config, size, kv_bits, unproven=compute.unproven)
+                layer = spec_of_mtp(version, mtp, small, weights)
+            except (ModelUnsupported, ModelBroken) as error:  # the model can be used all the same
+                log.warning("the MTP layer of %s is not used: %s", version.model, error)
         if mtp and mtp.is_alone and layer:
             return replace(layer, mtp=layer)
         form = picture_form(config, {}) if weights.tower_bytes else None
         return spec_of(version, plan, weights, layer, form)
-
-    async def _describe_mtp(self, version: ModelVersion, mtp: Mtp, weights: Weights) -> ModelSpec | None:
-        """None if the layer can't be used: the model can, all the same."""
-        try:
-            compute, kv_bits = self.compute, version.kv_bits
-            plan = await compute.run(make_plan, mtp.config, weights.total_bytes, kv_bits, unproven=compute.unproven)
-        except (ModelUnsupported, ModelBroken) as error:
-            log.warning("the MTP layer of %s is not used: %s", version.model, error)
-            return None
-        return spec_of_mtp(version, mtp, plan, weights)
 
 
 def spec_of(

@@ -39,7 +39,8 @@ class Reconciliation:
         self._offered = {ring.id: ring for ring in self._offered.values() if ring.id in held}
         models = {ring.model for ring in self._offered.values()}
         self.specs = {model: spec for model, spec in self.specs.items() if model in models}
-        ready = [ring for ring in self._offered.values() if _state(ring, view) is RingState.READY]
+        peers = view.by_id
+        ready = [ring for ring in self._offered.values() if ring_state(ring, peers) is RingState.READY]
         return tuple(ring for ring in ready if all(fences[node].term < view.term for node in ring.nodes))
 
     def is_pending(self, view: ClusterView, now: float) -> bool:
@@ -67,7 +68,7 @@ class Reconciliation:
         gone = [peer for peer in view.peers if peer.report.info.id in ring.nodes and peer.state not in PRESENT]
         if any(peer.last_seen_s < met_s for peer in gone):
             return False
-        return not self._is_complete(ring_id, view) or _state(ring, view) is RingState.READY
+        return not self._is_complete(ring_id, view) or ring_state(ring, view.by_id) is RingState.READY
 
     def _is_complete(self, ring_id: str, view: ClusterView) -> bool:
         """Whether all nodes of a ring are known and present."""
@@ -78,7 +79,3 @@ class Reconciliation:
 
 def _placed(view: ClusterView) -> set[str]:
     return {ring.id for ring in view.placement.rings}
-
-
-def _state(ring: Ring, view: ClusterView) -> RingState:
-    return ring_state(ring, view.by_id)

@@ -6,7 +6,7 @@ text after it goes on at b + max(rows, columns) (Qwen2-VL, arXiv:2409.12191, sec
 against its number of tokens, unless the picture is one row. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from node.core.errors import BadRequest
@@ -54,7 +54,20 @@ class Axes:
 
     def spans(self, begin: int, end: int) -> tuple[Span, ...]:
         """Those of the tokens [begin, end); none if all of them are text behind the last picture."""
-        return tuple(self._cut(begin, end)) if begin < self._end else ()
+        if begin >= self._end:
+            return ()
+        spans: list[Span] = []
+        for span_end, span in self._spans:
+            start, stop = max(begin, span_end - span.tokens), min(end, span_end)
+            if start < stop:
+                skipped = start - (span_end - span.tokens)
+                if span.columns:
+                    spans.append(replace(span, tokens=stop - start, first=skipped))
+                else:
+                    spans.append(replace(span, tokens=stop - start, base=span.base + skipped))
+        if end > self._end:
+            spans.append(Span(end - self._end, self._end + self.shift))
+        return tuple(spans)
 
     def whole_end(self, begin: int, end: int) -> int:
         """Where a step of the tokens from `begin` to about `end` ends, if it may not divide a picture whose places see each other: before
@@ -64,16 +77,3 @@ class Axes:
             if span.columns and span_end - span.tokens < end < span_end:
                 return span_end - span.tokens if begin < span_end - span.tokens else span_end
         return end
-
-    def _cut(self, begin: int, end: int) -> Iterator[Span]:
-        for span_end, span in self._spans:
-            start, stop = max(begin, span_end - span.tokens), min(end, span_end)
-            if start < stop:
-                skipped = start - (span_end - span.tokens)
-                if span.columns:
-                    yield replace(span, tokens=stop - start, first=skipped)
-                else:
-                    yield replace(span, tokens=stop - start, base=span.base + skipped)
-        if end > self._end:
-            start = max(begin, self._end)
-            yield Span(end - start, start + self.shift)

@@ -50,7 +50,9 @@ class FairTurns:
             if wait.begins.cancelled():
                 self._queue.remove(wait)
             else:
-                self._end(wait, now() - began)
+                self._queue.bill(wait, now() - began)
+                self._running -= Counter((client,))  # without clients that have no turn any more
+                self._begin()
 
     def is_wanted(self, client: str) -> bool:
         """Whether a client that has a turn should end it, as another one that has none waits."""
@@ -66,13 +68,6 @@ class FairTurns:
     def _first(self) -> _Wait | None:
         """The next one of the clients that have no turn."""
         return self._queue.next(lambda wait: _is_there(wait) and not self._running[wait.client])
-
-    def _end(self, wait: _Wait, seconds: float) -> None:
-        self._queue.bill(wait, seconds)
-        self._running[wait.client] -= 1
-        if not self._running[wait.client]:
-            del self._running[wait.client]
-        self._begin()
 
 
 def _is_there(wait: _Wait) -> bool:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from node.core.clock import now
 from node.core.errors import Overloaded
 
 
@@ -35,13 +36,12 @@ class Followers:
             ) from error
 
     def _make_room(self, client: str) -> None:
+        """End the oldest reading of this client if it has too many, or of the one with the most if all together have."""
         count = Counter(self._places.values())
-        if count[client] >= self._of_one:
-            self._end_oldest(client)
-        elif len(self._places) >= self._most:
-            self._end_oldest(max(count, key=count.__getitem__))
-
-    def _end_oldest(self, client: str) -> None:
-        place = next(each for each, its in self._places.items() if its == client)
-        del self._places[place]
-        place.reschedule(asyncio.get_running_loop().time())
+        if count[client] < self._of_one:
+            if len(self._places) < self._most:
+                return
+            client = max(count, key=count.__getitem__)
+        oldest = next(place for place, its in self._places.items() if its == client)
+        del self._places[oldest]
+        oldest.reschedule(now())

@@ -68,8 +68,15 @@ def _version_issues(present: Iterable[NodeInfo]) -> Iterator[Issue]:
 
 
 def _node_issues(peer: PeerView, version: str, needed: set[str]) -> Iterator[Issue]:
+    """`version`: of the node that diagnoses. `needed`: the nodes of the placement's rings."""
     if peer.state is NodeState.FAILED:
-        yield _node_failed(peer, needed=peer.report.info.id in needed)
+        issue = Code.NODE_FAILED.issue(
+            node=peer.report.info.name,
+            seconds=peer.last_seen_s,
+            reason=f": {peer.reason}" if peer.reason else "",
+            hint="Start it again." if peer.reason == PROCESS_ENDED else None,
+        )
+        yield issue if peer.report.info.id in needed else replace(issue, severity=Severity.WARNING)
     elif peer.state is NodeState.REFUSED:
         name, theirs = _placed(peer.report.info), peer.report.info.version
         reason = f"it runs {theirs}, the cluster runs {version}"
@@ -113,8 +120,17 @@ def _link_issues(view: ClusterView) -> Iterator[Issue]:
         if here not in peers or there not in peers:
             continue
         path = next((path for path in peers[here].report.paths if path.to == there), None)
-        if path is not None and is_slow(path):
-            yield replace(_slow_link(peers[here].report.info.name, peers[there].report.info.name, path), node=here)
+        if path is None or not is_slow(path):
+            continue
+        over = "Wi-Fi" if path.kind == "wi-fi" else path.kind or path.interface
+        issue = Code.SLOW_LINK.issue(
+            node=peers[here].report.info.name,
+            neighbour=peers[there].report.info.name,
+            path=f" over {over}" if over else "",
+            rtt_ms=path.rtt_ms,
+            hint="Plug in Ethernet or Thunderbolt." if path.kind == "wi-fi" else None,
+        )
+        yield replace(issue, node=here)
 
 
 # --- their words ----------------------------------------------------------------------------------------------------
@@ -124,17 +140,6 @@ def _refused(refusal: Refusal) -> Issue:
     """The head found no place for a model, or cannot run it."""
     code = Code.NO_CAPACITY if refusal.code == "no_capacity" else Code.MODEL_REFUSED
     return code.issue(message=refusal.message, hint=refusal.hint)
-
-
-def _node_failed(peer: PeerView, *, needed: bool) -> Issue:
-    """`needed`: whether a ring of the placement includes it."""
-    issue = Code.NODE_FAILED.issue(
-        node=peer.report.info.name,
-        seconds=peer.last_seen_s,
-        reason=f": {peer.reason}" if peer.reason else "",
-        hint="Start it again." if peer.reason == PROCESS_ENDED else None,
-    )
-    return issue if needed else replace(issue, severity=Severity.WARNING)
 
 
 def outside(view: ClusterView, refused: Iterable[PeerView]) -> list[PeerView]:
@@ -155,18 +160,6 @@ def _placed(node: NodeInfo) -> str:
     """A node outside, with where it is."""
     where = join_host_port(node.addresses[0], node.grpc_port) if node.addresses else ""
     return node.name if where in ("", node.name) else f"{node.name} at {where}"
-
-
-def _slow_link(node: str, neighbour: str, path: Path) -> Issue:
-    is_wifi = path.kind == "wi-fi"
-    over = "Wi-Fi" if is_wifi else path.kind or path.interface
-    return Code.SLOW_LINK.issue(
-        node=node,
-        neighbour=neighbour,
-        path=f" over {over}" if over else "",
-        rtt_ms=path.rtt_ms,
-        hint="Plug in Ethernet or Thunderbolt." if is_wifi else None,
-    )
 
 
 def _loading(node: str, load: StageReport) -> Issue:

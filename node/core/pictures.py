@@ -29,10 +29,7 @@ class Picture:
         """The number of each of its places in a prompt. They are beyond the vocabulary, and those of another picture are others,
         so that prompts with different pictures differ wherever tokens are compared, and the same ones do not.
         """
-        drawn = array("I", self._digest(4 * places))
-        return [vocabulary + number % (_NUMBERS - vocabulary) for number in drawn]
-
-    def _digest(self, size: int) -> bytes:
         digest = hashlib.shake_256(b"%d %d " % (self.width, self.height))
         digest.update(self.pixels)
-        return digest.digest(size)
+        drawn = array("I", digest.digest(4 * places))
+        return [vocabulary + number % (_NUMBERS - vocabulary) for number in drawn]

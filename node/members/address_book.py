@@ -55,13 +55,31 @@ class AddressBook:
         `reached`: an address given by the user at which the node answered. It is added unchecked. Loopback addresses
         are ignored unless this node uses loopback, too: a machine whose cable is pulled advertises nothing else.
         """
-        known = self.hint_of(hint.id)
+        entry = self.entries.get(hint.id)
+        known = entry.hint if entry else None
         if known and known.grpc_port == hint.grpc_port and (best := self.paths.best(hint.id, now())):
             reached = best.address if has_interface_of(best.address) else reached
         addresses = dict.fromkeys([*([reached] if reached else []), *self._callable(hint.addresses)])
         hint = replace(hint, addresses=tuple(addresses)[:MAX_ADDRESSES])
-        if hint.addresses and hint != known and hint.id != self._self_id:
-            self._put(hint)
+        if not hint.addresses or hint == known or hint.id == self._self_id:
+            return
+        if entry is None:
+            if len(self.entries) >= MAX_NODES:
+                present = now()
+                silent = next((node for node in self.entries if not self.paths.best(node, present)), None)
+                if silent is None:
+                    return
+                self.forget(silent)
+            self.entries[hint.id] = Reachable(hint)
+        else:
+            known, entry.hint = entry.hint, hint
+            if known.grpc_port != hint.grpc_port:  # a new process; connections to the old one lead nowhere
+                self._drop(known)
+            else:
+                for address in set(known.addresses) - set(hint.addresses):
+                    self._client.drop_control(address_at(known, address))
+                    self.paths.remove(hint.id, address)
+        self.added.notify()
 
     def add_advert(self, hint: PeerHint) -> None:
         """Add a node that advertises itself. As anybody can forge adverts, one never removes a path that works."""
@@ -95,26 +113,6 @@ class AddressBook:
         if loopback and not any(interface.kind == "loopback" for interface in self.interfaces):
             return False
         return self.anywhere or is_local_address(address)
-
-    def _put(self, hint: PeerHint) -> None:
-        entry = self.entries.get(hint.id)
-        if entry is None:
-            if len(self.entries) >= MAX_NODES:
-                present = now()
-                silent = next((node for node in self.entries if not self.paths.best(node, present)), None)
-                if silent is None:
-                    return
-                self.forget(silent)
-            self.entries[hint.id] = Reachable(hint)
-        else:
-            known, entry.hint = entry.hint, hint
-            if known.grpc_port != hint.grpc_port:  # a new process; connections to the old one lead nowhere
-                self._drop(known)
-            else:
-                for address in set(known.addresses) - set(hint.addresses):
-                    self._client.drop_control(address_at(known, address))
-                    self.paths.remove(hint.id, address)
-        self.added.notify()
 
     def forget(self, node: str) -> None:
         self.disconnect(node)

@@ -147,11 +147,19 @@ class Membership:
         self._due += late_s
         changes: list[Change] = []
         for node, peer in list(self._peers.items()):
-            if peer.state in PRESENT:
-                changes += self._age(node, peer, now)
-            elif now - peer.seen >= FORGET_AFTER_S:
-                del self._peers[node]
-                changes.append(Forgotten(node))
+            silent_s = now - peer.seen
+            if peer.state not in PRESENT:
+                if silent_s >= FORGET_AFTER_S:
+                    del self._peers[node]
+                    changes.append(Forgotten(node))
+            elif now >= peer.fail_at:
+                before = peer.reason
+                peer.reason = f"{before}, {silent_s:.1f} s silent" if before else f"no answer for {silent_s:.1f} s"
+                peer.state = NodeState.FAILED
+                changes.append(Changed(node, peer.state, peer.reason))
+            elif peer.state is NodeState.ALIVE and now >= _suspect_at(peer):
+                peer.state = NodeState.SUSPECT
+                changes.append(Changed(node, peer.state, peer.reason))
         return changes
 
     def next_tick(self, latest: float) -> float:
@@ -215,17 +223,6 @@ class Membership:
         if known and known.state is NodeState.REFUSED and known.reason == reason:
             return []
         return [Changed(theirs.id, NodeState.REFUSED, reason)]
-
-    def _age(self, node: str, peer: _Peer, now: float) -> list[Change]:
-        silent = f"{now - peer.seen:.1f} s"
-        if now >= peer.fail_at:
-            peer.reason = f"{peer.reason}, {silent} silent" if peer.reason else f"no answer for {silent}"
-            peer.state = NodeState.FAILED
-        elif peer.state is NodeState.ALIVE and now >= _suspect_at(peer):
-            peer.state = NodeState.SUSPECT
-        else:
-            return []
-        return [Changed(node, peer.state, peer.reason)]
 
 
 def _suspect_at(peer: _Peer) -> float:

@@ -95,7 +95,10 @@ class Paths:
         if not fresh:
             return None
         limit_ms = _FAR * max(_SOFTWARE_MS, min(path.rtt_ms for path in fresh.values()))
-        best = _best([path for path in fresh.values() if path.rtt_ms <= limit_ms])
+        near = [path for path in fresh.values() if path.rtt_ms <= limit_ms]
+        widest = max(map(_bandwidth, near))
+        wide = [path for path in near if _bandwidth(path) * _WIDER > widest]
+        best = min(wide, key=lambda path: (is_self_assigned(path.address), path.rtt_ms, path.address))
         chosen = fresh.get(self._chosen.get(peer, ""), best)
         if chosen.rtt_ms > limit_ms / _GAIN or _is_better(best, chosen):
             chosen = best
@@ -128,12 +131,6 @@ def _without_noise(path: Path, before: Path | None) -> Path:
 
 def _bandwidth(path: Path) -> float:
     return path.bytes_per_s or _TYPICAL.get(path.kind, _UNKNOWN)
-
-
-def _best(paths: list[Path]) -> Path:
-    widest = max(map(_bandwidth, paths))
-    wide = [path for path in paths if _bandwidth(path) * _WIDER > widest]
-    return min(wide, key=lambda path: (is_self_assigned(path.address), path.rtt_ms, path.address))
 
 
 def _is_better(path: Path, chosen: Path) -> bool:

@@ -31,7 +31,9 @@ from node.wire.control_pb2_grpc import ControlStub
 from node.wire.serving_pb2_grpc import FilesStub, KvStub, ServingStub
 
 CALL_TIMEOUT_S = 5.0
-"""For calls that a healthy node answers at once."""
+"""For calls that a healthy node answers at once, and for what it does at once: to adopt a placement without a model, to report its
+new state. A slower one is about to leave the cluster.
+"""
 DECIDE_TIMEOUT_S = 15.0
 """The head calls the node in question, and waits for its answer."""
 DESCRIBE_TIMEOUT_S = 60.0
@@ -196,8 +198,7 @@ class RpcClient(AbstractAsyncContextManager["RpcClient"]):
     async def log(self, peer: Address, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
         """Yield lines of a peer's log, as RecentLines.read. Raises Incompatible for a peer that is too old."""
         stub = ControlStub(self._channel(peer, "files"))
-        request = control_pb2.LogRequest(lines=lines, follow=follow)
-        call = stub.Log(request, timeout=None if follow else STALL_TIMEOUT_S)
+        call = stub.Log(control_pb2.LogRequest(lines=lines, follow=follow), timeout=None if follow else STALL_TIMEOUT_S)
         count = 0
         async with aclosing(_parts(call, peer, "its log")) as parts:
             async for part in parts:

@@ -32,7 +32,7 @@ class FrameLink:
         self._closed = False
         self._reporting: asyncio.Task[None] | None = None
         self._error: PippinError | None = None
-        self._call.add_done_callback(lambda _: self._ended())
+        self._call.add_done_callback(self._ended)
 
     async def send(self, frame: Frame) -> None:
         """Send a frame.
@@ -78,7 +78,7 @@ class FrameLink:
                 raise
         return PeerUnavailable(f"The link to {self._peer} is closed.")
 
-    def _ended(self) -> None:
+    def _ended(self, _: object) -> None:
         if not self._closed:
             self._reporting = asyncio.create_task(self._report(), name=f"link to {self._peer}")
 

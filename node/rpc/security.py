@@ -57,19 +57,17 @@ class Security:
 
         Raises PeerUnavailable for a text that is not an id.
         """
-        trusted = self._anchor(node) if node else self.authority
+        trusted = self.authority
+        if node:
+            try:
+                public = public_key_of(node)
+            except ValueError as error:
+                raise PeerUnavailable(
+                    f"With a secret, only a node that proves its id can be called: {error}."
+                ) from error
+            # Of a root only name and key matter, not its signature; it must not be self-issued.
+            trusted = _certificate(_name(node), _name("pippin anchor"), public, self.key, path_length=0)
         return grpc.ssl_channel_credentials(trusted, to_pem(self.key), self.chain)
-
-    def _anchor(self, node: str) -> bytes:
-        """Root certificate of a node's key.
-
-        Of a root only name and key matter, not its signature; it must not be self-issued.
-        """
-        try:
-            public = public_key_of(node)
-        except ValueError as error:
-            raise PeerUnavailable(f"With a secret, only a node that proves its id can be called: {error}.") from error
-        return _certificate(_name(node), _name("pippin anchor"), public, self.key, path_length=0)
 
 
 def secure(secret: bytes, cluster: str, key: NodeKey) -> Security:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from unittest import mock
 
-from node.cluster.commands import APPLIED_S
+from node.rpc.client import CALL_TIMEOUT_S
 from tests.sim.world.cluster import ToTimeline, World
 from tests.sim.world.disk import BLOCK, HANG_S, SYSTEM
 from tests.sim.world.loop import Violation
@@ -328,7 +328,7 @@ def _check_peace(world: World) -> None:
     if world.can_serve():
         for process in world.processes():
             _insist(world, process)
-    world.run(APPLIED_S + 1.0)  # a node that is to free a model waits for the placement without it
+    world.run(CALL_TIMEOUT_S + 1.0)  # a node that is to free a model waits for the placement without it
     world.check_left_over()
     world.check_terms()
     world.run(0.0)
