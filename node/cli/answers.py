@@ -91,8 +91,8 @@ def run(api: Api, body: Json, *, as_json: bool, verbose: bool = False) -> bool:
     `verbose`: its numbers follow on stderr. Raises NoNode, StatusFailed, RequestRefused.
     """
     if as_json:
-        more = {"sampling_defaults": CONVERSATION}
-        answer = api.ask("POST", CHAT, body | more, timeout=3600)  # nothing arrives before its end
+        # Nothing arrives before its end.
+        answer = api.ask("POST", CHAT, body | {"sampling_defaults": CONVERSATION}, timeout=3600)
         print(json.dumps(answer, indent=2))
         return True
     shown = show(api, body)

@@ -21,8 +21,6 @@ DEFAULT_API = "http://127.0.0.1:52415"
 SCHEMA = 1
 TIMEOUT_S = 5.0
 """A node answers from memory in milliseconds, even while it computes; one that takes longer is stuck."""
-DECIDE_TIMEOUT_S = 30.0
-"""Longer, as the head first searches another place for everything, and tells the node."""
 
 _URL = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#\[\]]+)(?::(?P<port>[0-9]{1,5}))?/?")
 _PATHS = re.compile(r"/(?:v1|cluster/status)/?$")
@@ -82,8 +80,10 @@ class Api(NamedTuple):
             )
         return status
 
-    def ask(self, method: str, path: str, body: Json | None = None, timeout: float = DECIDE_TIMEOUT_S) -> Json:
-        """The object that a node answers with. Raises NoNode, StatusFailed, RequestRefused."""
+    def ask(self, method: str, path: str, body: Json | None = None, timeout: float = 30.0) -> Json:
+        """The object that a node answers with. The default timeout leaves the head time to search another place for
+        everything first, and to tell the node. Raises NoNode, StatusFailed, RequestRefused.
+        """
         with self._answer(method, path, timeout, body) as answer:
             text = answer.read()
         with suppress(ValueError):
@@ -119,22 +119,7 @@ class Api(NamedTuple):
         """The beginning of what was asked for, and not of a refusal; errors while it is read are raised, too."""
         connection = self._connection(timeout)
         try:
-            connection.connect()
-            self._check_certificate(connection)
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it has no room for a connection, or ends
-            connection.close()
-            raise StatusFailed(f"{self} broke off the connection.") from error
-        except ssl.SSLError as error:
-            connection.close()
-            raise Untrusted(_distrusted(self, error)) from error
-        except OSError as error:
-            connection.close()
-            hint = f" {local_network_hint()}".rstrip() if error.errno == errno.EHOSTUNREACH else ""
-            raise NoNode(
-                f"No node answers at {self} ({error.strerror or error}). Start one with `node`, or name one with "
-                f"--api URL.{hint}"
-            ) from error
-        try:
+            self._connect(connection)
             headers = {"Accept": "application/json"}
             if self.key:
                 headers["Authorization"] = f"Bearer {self.key}"
@@ -161,13 +146,31 @@ class Api(NamedTuple):
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return http.client.HTTPSConnection(self.host, self.port, timeout=timeout, context=context)
 
-    def _check_certificate(self, connection: http.client.HTTPConnection) -> None:
-        """Before anything is sent. Raises Untrusted."""
+    def _connect(self, connection: http.client.HTTPConnection) -> None:
+        """Nothing is sent before the certificate is found to be right. Raises NoNode, StatusFailed, Untrusted."""
+        try:
+            connection.connect()
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it has no room for a connection, or ends
+            raise StatusFailed(f"{self} broke off the connection.") from error
+        except ssl.SSLCertVerificationError as error:
+            raise Untrusted(
+                f"The certificate of {self} is not trusted ({error.verify_message}). If it is the node's own, name it with "
+                "--tls-fingerprint: the node's log has it. SSL_CERT_FILE names an authority."
+            ) from error
+        except ssl.SSLError as error:
+            raise Untrusted(
+                f"{self} has no TLS ({error.reason or error}). Ask {self._replace(scheme='http')}."
+            ) from error
+        except OSError as error:
+            hint = f" {local_network_hint()}".rstrip() if error.errno == errno.EHOSTUNREACH else ""
+            raise NoNode(
+                f"No node answers at {self} ({error.strerror or error}). Start one with `node`, or name one with "
+                f"--api URL.{hint}"
+            ) from error
         if not self.fingerprint or not isinstance(connection.sock, ssl.SSLSocket):
             return
         shown = hashlib.sha256(connection.sock.getpeercert(binary_form=True) or b"").hexdigest()
         if shown != self.fingerprint:
-            connection.close()
             raise Untrusted(
                 f"The certificate of {self} has the SHA-256 {shown}, not that of --tls-fingerprint: it was renewed, or "
                 "somebody is in between."
@@ -186,15 +189,6 @@ class Api(NamedTuple):
             return RequestRefused(error["message"], str(error.get("code")))
         except (ValueError, KeyError, TypeError):
             return StatusFailed(f"{self} is no Pippin node: it answered {code}. Name one with --api URL.")
-
-
-def _distrusted(api: Api, error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"The certificate of {api} is not trusted ({error.verify_message}). If it is the node's own, name it with "
-            "--tls-fingerprint: the node's log has it. SSL_CERT_FILE names an authority."
-        )
-    return f"{api} has no TLS ({error.reason or error}). Ask {api._replace(scheme='http')}."
 
 
 def _event(data: str) -> Json:

@@ -32,14 +32,13 @@ def held(models: Json, status: Json) -> str:
     reasons = [f"! {model['id']}  {model['reason']}" for model in models["models"] if model["reason"]]
     reasons += [f"! {model['id']}  {model['reason']}" for model in models.get("unusable", [])]
     lines = aligned([("MODEL", "SIZE", "STATE", "FITS", "HELD BY", "OTHER NAMES"), *rows])
-    kv = [f"{node['name']} {_kv(node)}" for node in status["nodes"] if node.get("kv_on_disk")]
+    kv = []
+    for node in status["nodes"]:
+        if node.get("kv_on_disk"):
+            uncopied = f" ({format_bytes(node['kv_uncopied'])} to be copied)" if node.get("kv_uncopied") else ""
+            kv.append(f"{node['name']} {format_bytes(node['kv_on_disk'])}{uncopied}")
     lines += ["", f"KV of earlier sessions on disks: {', '.join(kv)}"] if kv else []
     return "\n".join(map(printable, [*lines, *([""] if reasons else []), *reasons]))
-
-
-def _kv(node: Json) -> str:
-    uncopied = f" ({format_bytes(node['kv_uncopied'])} to be copied)" if node.get("kv_uncopied") else ""
-    return format_bytes(node["kv_on_disk"]) + uncopied
 
 
 def loaded(wanted: Sequence[Json], models: Json, status: Json) -> str:

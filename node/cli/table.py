@@ -18,19 +18,25 @@ _SPARE = ("BANDWIDTH", "RTT", "LINK TO NEXT")
 
 
 def render(status: Json, width: int | None = None) -> str:
-    """`width`: columns of the terminal, which the status fits."""
+    """`width`: columns of the terminal, which the status fits. Of what is only information, but for loads, a line at the end
+    has the codes.
+    """
     names = node_names(status["nodes"])
     head = f"head {names.get(status['head'], status['head'])} (term {status['term']})" if status["head"] else "no head"
     summary = (f"cluster {status['cluster']}", status["state"].upper(), head, status["api"])
     lines = [line for parts in (summary, *map(_model, status["models"])) for line in _spaced(parts, width)]
     lines += ["", *_table(status, names, width)]
     text = "\n".join(map(printable, lines))
-    if not status["warnings"]:
+    warnings = status["warnings"]
+    if not warnings:
         return text
-    told = _folded(status["warnings"], status["nodes"]).split("\n")
+    told = [each for each in warnings if each["severity"] != "info" or each["code"] == Code.LOADING]
+    below = findings(told, status["nodes"]).splitlines()
+    if untold := dict.fromkeys(each["code"] for each in warnings if each not in told):
+        below.append(printable(f"- {', '.join(untold)}  `cluster doctor` tells more."))
     if width:
-        told = [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in told]
-    return "\n".join([text, "", *told])
+        below = [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in below]
+    return "\n".join([text, "", *below])
 
 
 def findings(warnings: list[Json], nodes: Iterable[Json] = ()) -> str:
@@ -64,15 +70,6 @@ def _finding(alike: list[Json], names: Mapping[str, str]) -> str:
     parts += hints if len(hints) == 1 else ()
     mark = "-" if alike[0]["severity"] == "info" else "!"
     return printable(f"{mark} {alike[0]['code']}  {' '.join(parts)}".rstrip())
-
-
-def _folded(warnings: list[Json], nodes: Iterable[Json]) -> str:
-    """The findings; of what is only information, but for loads, the codes in one line at the end."""
-    is_told = [each["severity"] != "info" or each["code"] == Code.LOADING for each in warnings]
-    told = [each for each, is_one in zip(warnings, is_told, strict=True) if is_one]
-    codes = dict.fromkeys(each["code"] for each, is_one in zip(warnings, is_told, strict=True) if not is_one)
-    more = printable(f"- {', '.join(codes)}  `cluster doctor` tells more.")
-    return "\n".join([*([findings(told, nodes)] if told else []), *([more] if codes else [])])
 
 
 def _model(model: Json) -> Sequence[str]:
@@ -182,12 +179,11 @@ def node_names(nodes: list[Json]) -> dict[str, str]:
 
 def _layers(node: Json, *, name_models: bool) -> str:
     """First and last layer, both inclusive, as people count."""
-
-    def span(layer: Json) -> str:
+    spans = []
+    for layer in node["layers"]:
         name = f" {layer['model'].rpartition('/')[2]}" if name_models else ""
-        return f"{layer['start']}-{layer['end'] - 1}{name}"
-
-    return ", ".join(map(span, node["layers"])) or "-"
+        spans.append(f"{layer['start']}-{layer['end'] - 1}{name}")
+    return ", ".join(spans) or "-"
 
 
 def _memory(node: Json) -> str:
@@ -198,7 +194,7 @@ def _memory(node: Json) -> str:
     if memory["kv"]:
         kept = f", +{format_bytes(memory['kept'])} kept" if memory.get("kept") else ""
         return "{} + {} KV of {}".format(*(format_bytes(memory[name]) for name in ("weights", "kv", "usable"))) + kept
-    return format_share(memory["used"], memory["usable"]) if memory["usable"] else format_bytes(memory["used"])
+    return _memory_in_short(node)
 
 
 def _memory_in_short(node: Json) -> str:

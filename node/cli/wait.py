@@ -122,7 +122,7 @@ def model_id(api: Api, name: str, status: Json) -> str:
         return name
 
 
-def target_of(api: Api, nodes: int, name: str, status: Json, hub_lacks: Callable[[str], str] = lambda _: "") -> Target:
+def target_of(api: Api, nodes: int, name: str, status: Json, hub_lacks: Callable[[str], str]) -> Target:
     """A number of nodes, and the model that a name means. `hub_lacks`: as the function, asked of an id that no node has."""
     model = model_id(api, name, status)
     is_wanted = model in [wanted["id"] for wanted in status["models"]]
@@ -190,7 +190,11 @@ def with_reason(lacking: list[str], status: Json, model: str | None = None) -> s
     `model`: leave out what is said of others alone.
     """
     others = {each["id"] for each in status["models"]} - {model} if model else set()
-    about = [each for each in status["warnings"] if not others & (words := _words(_said(each))) or model in words]
+    about = []
+    for each in status["warnings"]:
+        words = {word.strip(".,:;()`'") for word in _said(each).split()}
+        if model in words or not others & words:
+            about.append(each)
     errors = [_said(each) for each in about if each["severity"] == "error"]
     loads = [each for each in about if each["code"] == Code.LOADING]
     if not lacking or errors or not loads:
@@ -206,10 +210,6 @@ def with_reason(lacking: list[str], status: Json, model: str | None = None) -> s
 
 def _said(warning: Json) -> str:
     return f"{warning['text']} {warning['hint']}".strip(" .")
-
-
-def _words(text: str) -> set[str]:
-    return {word.strip(".,:;()`'") for word in text.split()}
 
 
 def in_memory(status: Json, model: str) -> str:

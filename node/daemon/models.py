@@ -127,5 +127,4 @@ def _keeper(agent: Agent, copies: str, before: str) -> CopyKeeper | None:
     """See KvCopies. `copies`: of the options."""
     if copies == "never":
         return None
-    wireless = copies == "always"
-    return keeper_of(agent.info.id, agent.alive(), agent.book.address_of, before, wireless=wireless)
+    return keeper_of(agent.info.id, agent.alive(), agent.book.address_of, before, wireless=copies == "always")

@@ -45,8 +45,8 @@ class Network:
         """Whether any node that reaches this one may join."""
         every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         hosts = (options.host or every,)
-        files = options.tls_cert, options.tls_key
-        self.certificate = Certificate(files[0], files[1]) if files[0] and files[1] else None
+        chain, key = options.tls_cert, options.tls_key
+        self.certificate = Certificate(chain, key) if chain and key else None
         tls = self.certificate.context if self.certificate else None
         self.api = ApiServer(hosts, options.api_port, ollama_port=options.ollama_port, tls=tls)
         self.rpc = RpcServer(hosts, options.grpc_port, security)

@@ -62,11 +62,14 @@ class Serving:
         self._allowlist = Allowlist(agent, options.allow_models)
         self.commands = Commands(agent, self.head, client, self._allowlist, self._names.id_of, self._release)
         self.gateway = self._make_gateway(network, pools, sandboxes, recent)
+        host = socket.gethostname()
+        # Under which people open the page of this node, or of its cluster.
+        names = (host, f"{host.removesuffix('.local')}.local", f"{options.cluster}.local", facts.tailnet_name)
         self.app = create_app(
             self.gateway,
             api_keys=options.api_keys,
             cors_origins=options.cors_origins,
-            names=(*_own_names(options.cluster), *filter(None, [facts.tailnet_name]), *options.allow_hosts),
+            names=(*filter(None, names), *options.allow_hosts),
             open_api=options.open_api,
             body_limit=options.max_body,
             ollama_port=network.api.ollama_port,
@@ -97,9 +100,3 @@ class Serving:
         self._models.forget(model)
         self.rings.release(model)
         self._agent.touch()
-
-
-def _own_names(cluster: str) -> list[str]:
-    """Host names under which people open the page of this node, or of its cluster."""
-    name = socket.gethostname()
-    return [name, f"{name.removesuffix('.local')}.local", f"{cluster}.local"]

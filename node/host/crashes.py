@@ -32,7 +32,8 @@ class Crashes:
         begun, self._crashed = _read(self._path)
         self._loading: list[Crash] = []
         try:
-            if cause := _cause(trace):
+            first = trace.read_text("utf-8", "replace").partition("\n")[0] if trace.exists() else ""
+            if cause := first.rpartition(": ")[2][:100]:  # such as "Segmentation fault"
                 log.error(
                     "this node ended by a fault (%s), see %s", cause, trace.rename(trace.with_name("last-crash.txt"))
                 )
@@ -70,14 +71,6 @@ class Crashes:
             self._path.write_text(json.dumps(content), "utf-8")
         except OSError as error:
             log.warning("can't record in %s what is being loaded: %s", self._path, error.strerror)
-
-
-def _cause(trace: Path) -> str:
-    """The fault that ended the last process, such as "Segmentation fault"; empty if none did."""
-    if not trace.exists():
-        return ""
-    first, _, _ = trace.read_text("utf-8", "replace").partition("\n")
-    return first.rpartition(": ")[2][:100]
 
 
 def _read(path: Path) -> tuple[list[Crash], list[Crash]]:

@@ -56,7 +56,7 @@ class DataDirectory:
         self._machine = machine
         self._file = path / "node.json"
         self._key_file = path / "node-key.pem"
-        self.key = self._read_key() or self._save_key(new_key())
+        self.key = self._read_key() or self._make_key()
         self.identity = self._begin()
 
     def is_here(self) -> bool:
@@ -69,14 +69,15 @@ class DataDirectory:
             self.identity = self._save(replace(self.identity, term=term))
 
     def _begin(self) -> Identity:
+        node_id = id_of(self.key.public_key())
         try:
-            former = _parse(self._file.read_text(encoding="utf-8"), id_of(self.key.public_key()))
+            former = _parse(self._file.read_text(encoding="utf-8"), node_id)
         except FileNotFoundError:
-            former = Identity(id_of(self.key.public_key()), incarnation=0, term=0)
+            former = Identity(node_id, incarnation=0, term=0)
         except (ValueError, KeyError, TypeError) as error:
             raise _damaged(self._file, error) from error
         if self._machine and former.machine and self._machine != former.machine:
-            self.key = self._save_key(new_key())
+            self.key = self._make_key()
             former = replace(former, id=id_of(self.key.public_key()))
             log.warning(
                 "%s was copied from another machine: this node has made itself a new id, %s", self.path, former.id
@@ -98,7 +99,8 @@ class DataDirectory:
         except ValueError as error:
             raise _damaged(self._key_file, error) from error
 
-    def _save_key(self, key: NodeKey) -> NodeKey:
+    def _make_key(self) -> NodeKey:
+        key = new_key()
         _write(self._key_file, to_pem(key))
         return key
 

@@ -4,7 +4,7 @@ import ipaddress
 import platform
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -44,8 +44,12 @@ def local_interfaces(
     """
     every = _all_interfaces(kinds or {})
     if host:
-        holders = [found for found in every if host in found.addresses]
-        return (Interface(holders[0].name, holders[0].kind, (host,)) if holders else _unlisted(host),)
+        for found in every:
+            if host in found.addresses:
+                return (replace(found, addresses=(host,)),)
+        # It can be bound but is not listed, such as 127.0.0.2 on Linux.
+        kind = "loopback" if ipaddress.ip_address(host).is_loopback else ""
+        return (Interface(host.partition("%")[2], kind, (host,)),)
     if interface:
         return tuple(found for found in every if found.name == interface)
     outward = [found for found in every if found.kind != "loopback" and not found.name.startswith(_LOCAL_ONLY)]
@@ -130,11 +134,6 @@ def _all_interfaces(kinds: Mapping[str, str]) -> list[Interface]:
         if addresses := tuple(address for address in listed if kind == _CABLE or not is_link_local_ipv6(address)):
             found.append(Interface(name, kind, addresses))
     return sorted(found, key=lambda interface: (_LAN_FIRST.index(interface.kind), interface.name))
-
-
-def _unlisted(host: str) -> Interface:
-    """Interface of an address that can be bound but is not listed, such as 127.0.0.2 on Linux."""
-    return Interface(host.partition("%")[2], "loopback" if ipaddress.ip_address(host).is_loopback else "", (host,))
 
 
 # --- kinds ----------------------------------------------------------------------------------------------------------

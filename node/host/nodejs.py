@@ -81,15 +81,11 @@ def _environment(program: str) -> dict[str, str]:
     """This process's environment, as it was before Python started."""
     environment = dict(os.environ)
     environment.pop(_PASSED_ON, None)
-    if _may_lead_back(program):
+    with open(program, "rb") as file:  # noqa: PTH123
+        is_script = file.read(2) == b"#!"
+    # A shim may choose Pippin's node again: a script of pyenv, or a link to a manager of versions.
+    if is_script or os.path.basename(os.path.realpath(program)) != "node":  # noqa: PTH119
         environment[_PASSED_ON] = f"{os.getpid()}:{program}"
     if sys.flags.utf8_mode and "PYTHONUTF8" not in environment:
         environment.pop("LC_CTYPE", None)  # Python sets it where the language has no such locale (PEP 538)
     return environment
-
-
-def _may_lead_back(program: str) -> bool:
-    """Whether it is a shim: a script of pyenv, or a link to a manager of versions, which may choose Pippin's node again."""
-    with open(program, "rb") as file:  # noqa: PTH123
-        is_script = file.read(2) == b"#!"
-    return is_script or os.path.basename(os.path.realpath(program)) != "node"  # noqa: PTH119

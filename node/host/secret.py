@@ -53,12 +53,8 @@ def read_secret(file: Path | None, environment: MutableMapping[str, str] = os.en
     `file` takes precedence over the variable. Raises SecretUnusable.
     """
     variable = environment.pop(VARIABLE, None)
-    if file is not None:
-        return _checked(_read(file), str(file))
-    return None if variable is None else _checked(os.fsencode(variable), VARIABLE)
-
-
-def _read(file: Path) -> bytes:
+    if file is None:
+        return None if variable is None else _checked(os.fsencode(variable), VARIABLE)
     try:
         with file.open("rb") as opened:
             others = exposed(opened.fileno(), file)
@@ -67,7 +63,7 @@ def _read(file: Path) -> bytes:
         raise SecretUnusable(f"The secret file {file} can't be read: {error.strerror}.") from error
     if others:
         raise SecretUnusable(f"{others}, the secret's file.", hint=f"{repair(file)}. {_MAKE}")
-    return secret
+    return _checked(secret, str(file))
 
 
 def _checked(secret: bytes, source: str) -> bytes:
