@@ -10,7 +10,8 @@ Parts:
      more, a ring of 3
   f  free text of --model, whose draft model is --draft: a ring of 2 with it and without; see scripts/train_demo_model.py
   g  a model whose MTP layer is right for 80 % of its tokens, and the built-in model with its own: a ring of 2 and one node
-  h  the six tasks of bench/guess_tasks.toml for a real model, see scripts/real_model.py: a ring of 2 and one node
+  h  the six tasks of bench/guess_tasks.toml for a real model, see scripts/real_model.py: a ring of 2
+  i  the same, one node
 
 Runs come in pairs, stock then ring, and the ratio is the median of the pairs' ratios. Two kinds of runs:
   ring --preset 25m                                         bound by computing: the wheel's own, slow BLAS
@@ -72,9 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=200,
         metavar="N",
-        help="parts f, g, h, most of an answer (default: %(default)s)",
+        help="parts f to i, most of an answer (default: %(default)s)",
     )
-    add("--model", type=Path, metavar="DIR", help="part f, a model whose text the draft model can guess; part h")
+    add("--model", type=Path, metavar="DIR", help="part f, a model whose text the draft model can guess; parts h, i")
     add("--draft", default="pippin-demo", metavar="ID", help="part f (default: %(default)s)")
     add(
         "--from-two",
@@ -108,8 +109,8 @@ def run(options: argparse.Namespace) -> list[Row]:
     if "g" in parts:
         rows += _with_mtp_layers(options)
         report("MTP layers against stock mlx-lm", rows, NOTES)
-    if "h" in parts:
-        rows += _tasks(options)
+    if parts & set("hi"):
+        rows += _tasks(options, parts)
         report("A real model's tasks against stock mlx-lm", rows, NOTES)
     return rows
 
@@ -185,21 +186,23 @@ def _with_mtp_layers(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _tasks(options: argparse.Namespace) -> list[Row]:
+def _tasks(options: argparse.Namespace, parts: set[str]) -> list[Row]:
     """With nobody's help: no prediction, and each answer of a client of whom nothing is known."""
     rows: list[Row] = []
     model = options.model or real_model.real_model(quantized=False)
     tasks = {task["name"]: task["content"] for task in tomllib.loads(guesses.TASKS.read_text())["task"]}
     with _stock(model, options) as (stock, scratch):
-        for stages, nodes in ((2, "ring of 2"), (1, "one node")):
+        for part, stages, nodes in (("h", 2, "ring of 2"), ("i", 1, "one node")):
+            if part not in parts:
+                continue
             with ring_nodes.running(stages, model, scratch, options.preload, by_speed=stages > 1) as ring:
                 found = []
                 for name, prompt in zip(tasks, ring_parts.chats(model, list(tasks.values())), strict=True):
                     pairs = ring_parts.free_text(stock, ring, model, [prompt], options)
-                    rows.append(_told(pairs.row("h", f"{name}, {nodes}") | at_least(pairs.ratio, LEAST_OF_TASK)))
+                    rows.append(_told(pairs.row(part, f"{name}, {nodes}") | at_least(pairs.ratio, LEAST_OF_TASK)))
                     found.append(pairs.ratio)
             middle = figures.median(found)
-            row: Row = {"part": "h", "case": f"median of six tasks, {nodes}", "ratio": round(middle, 3)}
+            row: Row = {"part": part, "case": f"median of six tasks, {nodes}", "ratio": round(middle, 3)}
             rows.append(_told(row | at_least(middle, MEDIAN_OF_TASKS if stages == 2 else None)))
     return rows
 

@@ -87,9 +87,18 @@ def _rings() -> Iterator[Claim]:
             cells = {"case": f"MTP layer right for 80%{own}, {nodes}"}
             name = f"Steps of two to five tokens, bound by memory, {nodes}: {text}"
             yield Claim(name, "ring-g-from-two", "ratio", cells)
-    for nodes in ("ring of 2", "one node"):
-        cells = {"case": f"median of six tasks, {nodes}"}
-        yield Claim(f"Six tasks for a real model, {nodes}, with nobody's help", "ring-h", "ratio", cells)
+    for form, file in (("4 bits, bound by computing", "ring-h-4bit"), ("float32, bound by shared memory", "ring-h")):
+        for nodes in ("ring of 2", "one node"):
+            name = f"Six tasks for a real model, {nodes}, with nobody's help, in {form}"
+            yield Claim(name, file, "ratio", {"case": f"median of six tasks, {nodes}"})
+    for own, text in (("", ""), (", --no-guesses", ", without guesses")):
+        for what, model in (
+            ("MTP layer right for 80%", "25m"),
+            ("built-in model with its MTP layer", "built-in model"),
+        ):
+            name = f"Ring of 2, one stream, {model} with an MTP layer{text}"
+            cells = {"case": f"{what}{own}, ring of 2"}
+            yield Claim(name, "ring-g", "ratio", cells)
     draft = {"case": "free text, draft model pippin-demo"}
     yield Claim("Ring of 2, one stream of 84 ms a token with a draft model", "ring-f", "ratio", draft)
     yield Claim("The same, of 48 ms a token", "ring-f-48ms", "ratio", draft)
