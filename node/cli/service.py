@@ -124,7 +124,7 @@ def _left(manager: Manager) -> list[str]:
         home = Path(installed.environment.get("HOME") or pwd.getpwnam(installed.user).pw_dir)
         config = installed.config or home / ".config" / "pippin" / "config.toml"
         hub = Service(Path(installed.arguments[0]), installed.user, home, hub=installed.environment).hub_cache
-    except (OSError, ValueError, KeyError, IndexError):
+    except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError):  # a person may have changed it
         return []
     data = home / ".pippin"
     with suppress(OSError, ValueError):

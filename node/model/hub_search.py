@@ -39,7 +39,7 @@ def search(api: HfApi, text: str) -> list[HubModel]:
         raise HubUnavailable("HF_HUB_OFFLINE forbids to search the hub.", hint=_OTHERWISE) from error
     except errors.HfHubHTTPError as error:
         raise HubUnavailable(f"The hub answers {error.response.status_code} to a search.", hint=_OTHERWISE) from error
-    except (*HUB_ERRORS, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (*HUB_ERRORS, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise HubUnavailable(f"The hub cannot be searched ({first_line(error)}).", hint=_OTHERWISE) from error
 
 

@@ -104,8 +104,9 @@ def running(
     """Start the nodes and wait until they hold the model; at the end, stop them.
 
     `pinned`: each to a core of its own, the driver to the first one. `with_keys`: requests need an API key. `from_two`: see
-    node_from_two.py. `by_speed`: load the model once more when its speed on each node is known, as that divides its layers. `more`: options of all nodes. `data`: begins the names of their folders in `scratch`, so that a later
-    ring finds those of an earlier one; empty: other rings have others.
+    node_from_two.py. `by_speed`: load the model once more when its speed on each node is known, as that divides its layers.
+    `more`: options of all nodes. `data`: begins the names of their folders in `scratch`, so that a later ring finds those of
+    an earlier one; empty: other rings have others.
     """
     program = (str(Path(__file__).with_name("node_from_two.py")),) if from_two else ("-m", "node")
     keys = [secrets.token_hex(16) for _ in range(CLIENTS)] if with_keys else [""]
@@ -134,10 +135,9 @@ def running(
         url = f"http://127.0.0.1:{ports[0]}/cluster"
         order = _wait_ready(url, keys[0], stages, nodes, logs)
         if by_speed:
-            while not all(node["speeds"] for node in _ask(f"{url}/status", keys[0])["nodes"]):
-                time.sleep(0.2)
+            _wait_ready(url, keys[0], stages, nodes, logs, measured=True)
             for command in ("unload", "load"):
-                _ask(f"{url}/models/{model.name}/{command}", keys[0], {})
+                _ask(f"{url}/models/{model.name}/{command}", keys[0], {}, timeout=START_S)
             order = _wait_ready(url, keys[0], stages, nodes, logs)
         for number, core in zip(order, cores, strict=True):
             processes.pin(nodes[number].pid, core)
@@ -160,25 +160,32 @@ def assign(stages: int, cores: Sequence[int]) -> list[int | None]:
     return [cores[0], *(others[index % len(others)] for index in range(stages - 1))]
 
 
-def _ask(url: str, key: str, body: Json | None = None) -> Json:
+def _ask(url: str, key: str, body: Json | None = None, timeout: float = 2) -> Json:
     """`body`: of a POST."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=START_S) as answer:  # noqa: S310 - our own URL
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=timeout) as answer:  # noqa: S310 - our own URL
         found: Json = json.load(answer)
         return found
 
 
 def _wait_ready(
-    url: str, key: str, count: int, nodes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]
+    url: str,
+    key: str,
+    count: int,
+    nodes: Sequence[subprocess.Popen[bytes]],
+    logs: Sequence[Path],
+    *,
+    measured: bool = False,
 ) -> list[int]:
-    """Return the numbers of the nodes in the order of the ring, the driver first."""
+    """Return the numbers of the nodes in the order of the ring, the driver first. `measured`: wait until all know their speed."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and all(node.poll() is None for node in nodes):
         with contextlib.suppress(OSError):
             status = _ask(f"{url}/status", key)
             rings = [ring for model in status["models"] for ring in model["rings"] if len(ring["stages"]) == count]
-            if status["state"] == "ready" and rings:
+            is_due = not measured or all(node["speeds"] for node in status["nodes"])
+            if status["state"] == "ready" and rings and is_due:
                 names = {node["id"]: node["name"] for node in status["nodes"]}
                 return [int(names[stage["node"]].removeprefix("node-")) for stage in rings[0]["stages"]]
         time.sleep(0.2)

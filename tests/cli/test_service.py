@@ -377,7 +377,9 @@ def test_uninstall_lists_what_stays(
     assert uninstall()[2:] == [str(home / "data"), str(options), *logs, *last]
     shutil.rmtree(home)
     assert uninstall() == ["The service is gone."]
-    for damaged in ("of another version", _without_program(machine.manager), "User=anna\nExecStart=/bin/node --config"):
+    number = re.sub("<string>anna</string>", "<integer>7</integer>", _without_program(machine.manager))
+    of_hand = (_without_program(machine.manager), number, "User=anna\nExecStart=/bin/node --config")
+    for damaged in ("of another version", *of_hand):
         machine.manager.file.write_text(damaged)
         assert main(["service", "uninstall"]) == 0
         assert not machine.manager.file.exists()

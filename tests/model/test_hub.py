@@ -1,4 +1,5 @@
 import errno
+import math
 import os
 import subprocess
 import sys
@@ -307,7 +308,7 @@ def test_the_hub_says_what_it_has_of_an_id(fake_hub, hub):
 def test_models_are_found_by_a_part_of_their_names(fake_hub, hub):
     assert hub.search("MOD") == [HubModel("org/model", 400, 7)]
     assert hub.search("none") == []
-    for fake_hub.found in (["org/model"], [{}], {"error": "none"}, 7):
+    for fake_hub.found in (["org/model"], [{}], {"error": "none"}, 7, [{"id": "m", "downloads": math.inf}]):
         with pytest.raises(HubUnavailable, match="cannot be searched"):
             hub.search("model")
     fake_hub.status = 503
