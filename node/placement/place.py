@@ -60,7 +60,8 @@ def place(
     model has no other place. A ring that is replaced and still fits is `retiring`.
     """
     rules = rules or Rules()
-    models = [with_measured_head(spec, nodes) for spec in {spec.id: spec for spec in models}.values()]
+    given = {spec.id: spec for spec in models}.values()
+    models = [with_measured_head(spec, nodes) for spec in given]
     sessions, lengths = sorted(rules.max_sessions, reverse=True), sorted(rules.contexts, reverse=True)
     chosen = {spread.model: spread.stages for spread in rules.spreads}
     goals = [Goal(lengths, sessions[i:], rules.min_stages, chosen) for i in range(len(sessions))]
@@ -75,7 +76,7 @@ def place(
             break
     assert best
     if best.refused and any(spec.guesser for spec in models):  # better without guesses than not at all
-        bare = [replace(spec, draft=None, mtp=None) for spec in models]
+        bare = [replace(spec, draft=None, mtp=None) for spec in given]
         plan = place(bare, nodes, rules, fence=fence, head=head, current=current)
         if len(plan.refused) < len(best.refused):
             return plan

@@ -46,8 +46,10 @@ _LEAST_BYTES = 32 * 2**20
 _PLAUSIBLE = (1e6, 1e14)
 """Bounds of a measured number of bytes per second; others are ignored."""
 
-_MOST_HEAD = 10.0
-"""A byte of the head takes at most so many times as long as one of the layers, or this part of it; others are ignored."""
+_MOST_HEAD = 100.0
+"""A byte of the head takes at most so many times as long as one of the layers, of which a mixture of experts reads a tenth or less, and at
+least this part of it; others are ignored.
+"""
 
 Pace = Mapping[str, float]
 """For each node, milliseconds per byte of a model's weights: of a step of one token, with its share of the prompts."""

@@ -228,12 +228,13 @@ class LoadedShards:
         """
         self._loaded = dict(sorted(self._loaded.items(), key=lambda item: item[0] in used))
         idle = self.idle(used)
-        for shard, loaded in self._loaded.items():
-            loaded.idle_since = inf if shard in used else min(loaded.idle_since, now())
-        for shard in list(self._loaded):
-            leftover = self._loaded[shard].stage.leftover
+        # No local may have a shard or a part of it here: its weights are to be freed one by one.
+        for shard in self._loaded:
+            self._loaded[shard].idle_since = inf if shard in used else min(self._loaded[shard].idle_since, now())
+        faults = self._compute.faults.count
+        for shard in [shard for shard, each in self._loaded.items() if each.stage.leftover.nbytes]:
             # No ring may inherit KV from before a failure of the device.
-            if leftover.nbytes and leftover.faults != self._compute.faults.count:
+            if self._loaded[shard].stage.leftover.faults != faults:
                 await self.clear_leftover(self._loaded[shard])
         if self.kept_bytes(used) > spare:
             for shard in idle:
