@@ -68,14 +68,17 @@ def _one() -> Iterator[Claim]:
 def _free_text() -> Iterator[Claim]:
     tasks = "Six tasks for a real model, with nobody's help"
     split, alone = ({"case": f"median of six tasks, {nodes}"} for nodes in ("ring of 2", "one node"))
-    yield Claim(f"{tasks}: 4 bits, bound by computing, ring of 2", "ring-h-4bit", "ratio", split)
-    yield Claim(f"{tasks}: float32, bound by the memory that nodes share, ring of 2", "ring-h", "ratio", split)
-    yield Claim(f"{tasks}: float32, one node", "ring-h", "ratio", alone)
-    models = {"MTP layer right for 80%": "25m", "built-in model with its MTP layer": "built-in model"}
-    for own, text in (("", ""), (", --no-guesses", ", without guesses")):
-        for what, model in models.items():
-            cells = {"case": f"{what}{own}, ring of 2"}
-            yield Claim(f"Ring of 2, one stream, {model} with an MTP layer{text}", "ring-g", "ratio", cells)
+    yield Claim(f"{tasks}: 4 bits, ring of 2", "ring-h-4bit", "ratio", split)
+    yield Claim(f"{tasks}: float32 with BLIS, ring of 2", "ring-h", "ratio", split)
+    yield Claim(f"{tasks}: float32 with BLIS, one node", "ring-h", "ratio", alone)
+    right, own = "MTP layer right for 80%", "built-in model with its MTP layer"
+    models = (("400mb", right, "ring-g-400mb"), ("25m", right, "ring-g"), ("built-in model", own, "ring-g"))
+    for option in ("", ", --no-guesses"):
+        for model, case, file in models:
+            name = (
+                f"Ring of 2, one stream, {model} with an MTP layer{' right for 80 %' if case is right else ''}{option}"
+            )
+            yield Claim(name, file, "ratio", {"case": f"{case}{option}, ring of 2"})
     draft = {"case": "free text, draft model pippin-demo"}
     yield Claim("Ring of 2, one stream of 84 ms a token with a draft model", "ring-f", "ratio", draft)
     yield Claim("The same, of 48 ms a token", "ring-f-48ms", "ratio", draft)
