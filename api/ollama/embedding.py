@@ -16,8 +16,8 @@ async def create(env: Env, check_change: CheckChange, request: web.Request) -> w
     body = await env.read(request, EmbedBody)
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
     opened = time.monotonic_ns()
-    await keep(env, check_change, request, body.model, body.keep_alive)
     embeddings, tokens = await embed(env, model, body.input, request[CLIENT], truncate=body.truncate)
+    await keep(env, check_change, request, body.model, body.keep_alive)
     return web.json_response(
         {
             "model": body.model,
@@ -32,7 +32,7 @@ async def create(env: Env, check_change: CheckChange, request: web.Request) -> w
 async def create_older(env: Env, check_change: CheckChange, request: web.Request) -> web.Response:
     body = await env.read(request, EmbeddingsBody)
     model = await env.gateway.open_models.open(body.model, request[CLIENT])
-    await keep(env, check_change, request, body.model, body.keep_alive)
     texts = [body.prompt] if body.prompt else []
     embeddings, _ = await embed(env, model, texts, request[CLIENT], truncate=True)
+    await keep(env, check_change, request, body.model, body.keep_alive)
     return web.json_response({"embedding": list(embeddings[0]) if embeddings else []})

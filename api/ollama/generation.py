@@ -65,10 +65,12 @@ async def generate(env: Env, check_change: CheckChange, request: web.Request, *,
     tokenizer = prepared.model.tokenizer
     if body.think and not (thinks(tokenizer.template) or "reasoning" in tokenizer.dialect.transitions):
         raise BadRequest(f"{json.dumps(body.model)} does not support thinking", param="think")  # Ollama's words
-    await keep(env, check_change, request, body.model, body.keep_alive)
     output.opened, output.choice = time.monotonic_ns(), choices[0]
     output.tokenizer, output.top_logprobs = tokenizer, prepared.sampling.logprobs
-    return await respond(env, request, choices, output)
+    try:
+        return await respond(env, request, choices, output)
+    finally:
+        await keep(env, check_change, request, body.model, body.keep_alive)
 
 
 async def _encode_raw(model: OpenModel, body: Generation, asked: CompletionRequest) -> Sequence[int]:

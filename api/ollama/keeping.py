@@ -19,8 +19,9 @@ CheckChange = Callable[[web.BaseRequest], None]
 
 
 async def keep(env: Env, check_change: CheckChange, request: web.Request, model: str, keep_alive: float | None) -> None:
-    """Tell the head how long the model of a request may be idle. The answer comes also if that can't be told, or is not
-    for the caller to say.
+    """Tell the head how long the model of a request may be idle, once the request has done its work: told earlier, the
+    model could be unloaded before the head sees the request, and the word would be lost with it. The answer comes also
+    if that can't be told, or is not for the caller to say.
     """
     if keep_alive is None:
         return

@@ -71,9 +71,9 @@ class WantedModels:
         return before
 
     def keep(self, model: str, keep_s: float) -> None:
-        """Set how long a model may be idle. One that is gone meanwhile stays so."""
+        """Set how long a model may be idle after the request that says so. One that is gone meanwhile stays so."""
         if wanted := self.models.get(model):
-            wanted.wish, wanted.kept_at = replace(wanted.wish, keep_s=keep_s), now()
+            wanted.wish, wanted.used_at = replace(wanted.wish, keep_s=keep_s), now()
 
     def withdraw(self, model: str, before: Wish) -> None:
         """Undo a wish that failed. A model that nobody else wants and that can't be described is forgotten."""

@@ -44,8 +44,6 @@ class WantedModel:
     """Time at which it got its ring; refreshed while it has none."""
     used_at: float = 0.0
     """Time at which it was last seen to answer requests."""
-    kept_at: float = 0.0
-    """Time at which a request last said how long it may be idle."""
     preload: bool = False
     """Whether some node names it with --model."""
     wish: Wish = field(default_factory=Wish)
@@ -66,13 +64,9 @@ class WantedModel:
         return self.preload or self.wish.named
 
     def is_idle(self, after_s: float) -> bool:
-        """Whether it is to be unloaded, as it had no request for so long, or for as long as a request said. The request that
-        said so is yet to begin.
-        """
+        """Whether it is to be unloaded, as it had no request for so long, or for as long as a request said."""
         keep_s = after_s if self.wish.keep_s is None else self.wish.keep_s
-        awaited = self.used_at < self.kept_at and now() - self.kept_at < OPEN_WAIT_S
-        idle_s = now() - max(self.asked_at, self.used_at, self.kept_at)
-        return not self.is_named and not awaited and idle_s > keep_s
+        return not self.is_named and now() - max(self.asked_at, self.used_at) >= keep_s
 
 
 def refusal_of(model: str, error: PippinError) -> Refusal:

@@ -14,6 +14,7 @@ import pytest
 from api.http.json_object import generated_object
 from api.http.stream import StreamTiming
 from api.ollama import answer as writing
+from node.core.commands import KeepModel
 from node.core.errors import ModelNotFound, NotReady, RingLost
 from tests.api.families import FAMILIES, make
 from tests.api.test_tools import CITY, WEATHER, call
@@ -502,6 +503,23 @@ async def test_with_a_prompt_the_head_is_told_the_time(server, keep_alive, kept)
     await server.ask_ollama()
     assert server.backend.kept == {MODEL: 8}
     assert server.backend.loaded == {MODEL: (0, 0)}, "that is what `cluster load` asked for"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_the_time_is_told_after_the_answer(server, leaves, monkeypatch):
+    """Told before it, the model could be unloaded before the head sees the request, and the time would be lost with it."""
+    told = asyncio.Queue()
+    monkeypatch.setattr(server.backend, "run", told.put)
+    server.backend.pause_at = 2
+    asked = asyncio.create_task(server.ask_ollama(keep_alive=0))
+    await server.backend.paused.wait()
+    assert told.empty()
+    if leaves:
+        asked.cancel()
+    else:
+        server.backend.go_on.set()
+        assert (await asked).json["message"]["content"] == TEXT
+    assert await told.get() == KeepModel(MODEL, 0)
 
 
 async def test_a_time_that_can_not_be_told_fails_no_answer(server, monkeypatch):
