@@ -91,9 +91,7 @@ def chat_messages(given: Any) -> list[Json]:
             raise BadRequest(f"Invalid '{param}.role': it should be user or assistant.", param=f"{param}.role")
         messages.append((role, _blocks(f"{param}.content", message.get("content"), KINDS[role])))
     turns = _turns(_without_late_system(messages))
-    # Some templates want the name of the function that a result is of.
-    names = {block.id: block.name for _, blocks in turns for block in blocks if isinstance(block, ToolUseBlock)}
-    return [message for role, blocks in turns for message in _turn(role, blocks, names)]
+    return [message for role, blocks in turns for message in _turn(role, blocks)]
 
 
 def _turns(messages: Iterable[Message]) -> list[Message]:
@@ -161,23 +159,22 @@ def _block(param: str, given: Any, kinds: Kinds) -> Block:
     return block
 
 
-def _turn(role: str, blocks: Sequence[Block], names: Mapping[str, str]) -> list[Json]:
+def _turn(role: str, blocks: Sequence[Block]) -> list[Json]:
     if role == "assistant":
         return [_assistant_message(blocks)]
-    results = [_tool_message(block, names) for block in blocks if isinstance(block, ToolResult)]
+    results = [_tool_message(block) for block in blocks if isinstance(block, ToolResult)]
     content = _content_of(blocks)
     return [*results, {"role": role, "content": content}] if content or not results else results
 
 
-def _tool_message(result: ToolResult, names: Mapping[str, str]) -> Json:
+def _tool_message(result: ToolResult) -> Json:
     content = result.content
     # Templates have no place for `is_error`.
     if result.is_error and isinstance(content, list):
         content = [{"type": "text", "text": "Error: "}, *content]
     elif result.is_error and content[:5].lower() != "error":
         content = f"Error: {content}"
-    name = {"name": names[result.tool_use_id]} if result.tool_use_id in names else {}
-    return {"role": "tool", "tool_call_id": result.tool_use_id, **name, "content": content}
+    return {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
 
 
 def _assistant_message(blocks: Sequence[Block]) -> Json:

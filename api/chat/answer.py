@@ -110,9 +110,12 @@ class Answer:
         if self._logprobs:
             self._queue_tokens(parts.text)
         self.reasoning_tokens += parts.reasoning_tokens
-        self._called = self._called or bool(parts.calls)
         text = "".join(str(glyph.symbol) for glyph in parts.text)
-        delta = self._take_text(text, "stop" if parts.ended else event.finish)
+        begins_call = any(call.id for call in parts.calls)
+        delta = self._take_text(text, "stop" if parts.ended else event.finish, is_whole=begins_call)
+        if begins_call and delta.stop is not None:  # it ended the answer before the call
+            parts.calls, parts.cut = [call for call in parts.calls if not call.id], False
+        self._called = self._called or bool(parts.calls)
         finish = "tool_calls" if self._called and delta.finish == "stop" else delta.finish
         finish = "length" if parts.cut else finish  # also by a token of `stop_token_ids`
         return replace(delta, finish=finish, reasoning=parts.reasoning, calls=tuple(parts.calls))
@@ -126,10 +129,11 @@ class Answer:
             self._waiting.append(TokenText(self._unread[position], text, start))
             start += len(text)
 
-    def _take_text(self, made: str, end: Finish | None) -> Delta:
+    def _take_text(self, made: str, end: Finish | None, *, is_whole: bool = False) -> Delta:
+        """Add a text. `is_whole`: none continues it, so that no stop string ends in a later one."""
         self._size += len(made)
         text = self._stops.push(made)
-        if end:
+        if end or is_whole:
             text += self._stops.finish()
         stop, given = self._stops.matched, self._stops.given
         finish = end if stop is None else "stop"

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.chat.pictures import KINDS as PICTURES
@@ -140,7 +140,7 @@ class Message(StrictModel):
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_CALLS, fail_fast=True)
     function_call: FunctionCall | None = None
     tool_call_id: Name | None = None
-    reasoning_content: str | None = None
+    reasoning_content: str | None = Field(default=None, validation_alias=AliasChoices("reasoning_content", "thinking"))
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

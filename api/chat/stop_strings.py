@@ -39,9 +39,11 @@ class StopMatcher:
         return self._give(open_start)
 
     def finish(self) -> str:
-        """The text has ended: return what was held back, up to a stop string."""
+        """The text has ended: return what was held back, up to a stop string. More text is matched by itself."""
         if self.matched is not None:
             return ""
+        for pattern in self._patterns:
+            pattern.matched = 0
         end = self._length
         if self._stop:
             end, self.matched = self._stop

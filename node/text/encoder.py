@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 
 from node.core.errors import BadRequest, ContextExceeded, ModelBroken
+from node.text.chat_form import ChatForm, with_text_arguments, without_none
 from node.text.fim import PREFIX, FimForm
 from node.text.template import ControlString, Marks, Segment
 
@@ -26,6 +27,8 @@ class Encoder:
     def __init__(self, hf: Any, renderer: Any, controls: Sequence[ControlString], fim: FimForm | None) -> None:
         self._hf = hf
         self._hf.model_max_length = sys.maxsize  # no warning about long texts: the gateway checks the context
+        if isinstance(hf.chat_template, str):
+            hf.chat_template = without_none(hf.chat_template)
         self._renderer = renderer
         self._lock = threading.Lock()  # a fast tokenizer panics if two threads use it
         self._control_strings = controls
@@ -128,22 +131,12 @@ class Encoder:
         template = self._hf.chat_template
         if self._renderer is self._hf and template is None:
             raise BadRequest("This model has no chat template.", hint="Use /v1/completions.", param="messages")
-
-        def lacks(name: str) -> bool:
-            return isinstance(template, str) and name not in template
-
+        form = ChatForm.of(template) if isinstance(template, str) else ChatForm()
         if self._renderer is not self._hf:  # it is code, which refuses variables that it does not know
             kwargs.pop("reasoning_effort", None)
-        elif "enable_thinking" in kwargs and lacks("enable_thinking"):  # some call it only `thinking`
+        elif "enable_thinking" in kwargs and not form.enable_thinking:  # some call it only `thinking`
             kwargs.setdefault("thinking", kwargs["enable_thinking"])
-        given = {
-            "messages": [  # `developer` is OpenAI's new name for `system`
-                {**each, "role": "system"} if each.get("role") == "developer" and lacks("developer") else dict(each)
-                for each in messages
-            ],
-            "tools": list(tools) if tools else None,
-            **kwargs,
-        }
+        given = {"messages": form.messages(messages), "tools": list(tools) if tools else None, **kwargs}
         marks = Marks(self._control_strings, given)
         with self._lock:
             return list(marks.segments(self._render(add_generation_prompt, **marks.wrap(given))))
@@ -170,11 +163,19 @@ class Encoder:
 
     def _apply(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
         try:
-            rendered: str = self._renderer.apply_chat_template(messages, tokenize=False, **kwargs)
+            return self._applied(messages, **kwargs)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
             # Templates refuse what their model does not support: two user turns in a row, a system role.
             raise BadRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
-        return rendered
+
+    def _applied(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+        try:
+            return str(self._renderer.apply_chat_template(messages, tokenize=False, **kwargs))
+        except TypeError:
+            # Some join a call's arguments to strings (DeepSeek's), others need an object. No text tells all of them.
+            if (with_texts := with_text_arguments(messages)) == messages:
+                raise
+            return str(self._renderer.apply_chat_template(with_texts, tokenize=False, **kwargs))
 
     def _encode_added(self, text: str) -> list[int]:
         """Encode with the added tokens that are in the text."""

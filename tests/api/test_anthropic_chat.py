@@ -63,7 +63,7 @@ def result(content, **more):
 
 
 def told(content):
-    return {"role": "tool", "tool_call_id": "toolu_1", "name": "weather", "content": content}
+    return {"role": "tool", "tool_call_id": "toolu_1", "content": content}
 
 
 @pytest.mark.parametrize(
@@ -229,6 +229,18 @@ async def test_calls_plain_and_streamed(server, choice, text, inputs):
     assert [(block.name, block.input) for block in final.content if block.type == "tool_use"] == text
     assert snapshots[-1] == text[-1][1]
     assert final.stop_reason == "tool_use"
+
+
+async def test_a_text_is_before_the_call_that_follows_it(server):
+    """Also where its end may begin a stop sequence."""
+    server.backend.say(f"Let me look.\n\n<tool_call>{call('now', {})}</tool_call>")
+    asked = {"tools": [NOW], "stop_sequences": ["\n\nHuman:"]}
+    text, use = (await ask(server, **asked)).json["content"]
+    assert (text, use["type"]) == ({"type": "text", "text": "Let me look.\n\n"}, "tool_use")
+    async with client(server) as official, official.messages.stream(**body(), **asked) as stream:
+        final = await stream.get_final_message()
+    assert [block.type for block in final.content] == ["text", "tool_use"]
+    assert final.content[0].text == "Let me look.\n\n"
 
 
 async def test_no_choice_is_no_call(server):

@@ -348,6 +348,25 @@ def test_stop_strings_are_of_the_text_alone(tokenizers):
     assert called(whole) == [("weather", {"city": "Rome"})]
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_no_stop_string_goes_on_behind_a_call(tokenizers, logprobs):
+    call, stops = FAMILIES["qwen"].call, ["\n\nHuman:"]
+    text = f"Let me look.\n\n{call}Human:\n\nHuman: no"
+    whole, deltas = read(tokenizers["qwen"], text, stops=stops, logprobs=logprobs)
+    (at,) = (index for index, delta in enumerate(deltas) if delta.calls)
+    assert "".join(delta.text for delta in deltas[: at + 1]) == "Let me look.\n\n"
+    assert (whole.text, called(whole)) == ("Let me look.\n\nHuman:", [("weather", {"city": "Rome"})])
+    assert (deltas[-1].stop, whole.finish) == (stops[0], "tool_calls")
+    assert "".join(token.text for delta in deltas for token in delta.tokens) == (whole.text if logprobs else "")
+
+
+def test_a_stop_string_before_a_call_ends_the_answer(tokenizers):
+    # A longer one might still have ended behind it.
+    whole, deltas = read(tokenizers["qwen"], f"no ab{FAMILIES['qwen'].call}", stops=["b", "ab and so on"])
+    assert (whole.text, called(whole), whole.finish) == ("no a", [], "stop")
+    assert deltas[-1].stop == "b"
+
+
 def test_log_probabilities_are_of_the_text_alone(tokenizers):
     text = "It 😀 is <b>sunny</b>."
     whole, _ = read(tokenizers["qwen"], f"<think>\nhm\n</think>\n\n{text}{FAMILIES['qwen'].call}", logprobs=True)

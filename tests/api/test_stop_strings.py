@@ -82,6 +82,14 @@ def test_a_stop_that_overlaps_itself():
     assert matcher.matched
 
 
+def test_after_an_end_a_text_is_matched_by_itself():
+    matcher = StopMatcher(["END"])
+    assert matcher.push("one EN") + matcher.finish() == "one EN"
+    assert matcher.push("D") == "D"
+    assert matcher.push(" two END") == " two "
+    assert (matcher.matched, matcher.given) == ("END", len("one END two "))
+
+
 def test_without_stops_text_passes_at_once():
     for stops in ([], [""]):
         matcher = StopMatcher(stops)

@@ -200,6 +200,29 @@ async def test_tools_and_their_results_reach_the_template_and_are_no_control_tok
     ]  # fmt: skip
 
 
+async def test_a_result_reaches_the_template_with_the_name_of_its_call(server, tmp_path):
+    """Which OpenAI's clients do not send with it, and some templates demand."""
+    tokenizer = server.backend.model.tokenizer = make(FAMILIES["function gemma"], tmp_path)
+    tokenizer._hf.chat_template = (
+        "{% for m in messages if m.role == 'tool' %}{{ m['name'] + ':' + m.content }}{% endfor %}"
+    )
+    made = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    answered = [{"role": "assistant", "tool_calls": [made]}, {"role": "tool", "tool_call_id": "c", "content": "sunny"}]
+    assert (await server.post("/v1/chat/completions", {"model": MODEL, "messages": [*USER, *answered]})).status == 200
+    item = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "sunny"}
+    assert (await server.post("/v1/responses", {"model": MODEL, "input": [*USER, item, output]})).status == 200
+    use = {"type": "tool_use", "id": "c", "name": "weather", "input": {}}
+    told = {"type": "tool_result", "tool_use_id": "c", "content": "sunny"}
+    blocks = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [told]}]
+    asked = {"model": MODEL, "max_tokens": 9, "messages": [*USER, *blocks]}
+    assert (await server.post("/v1/messages", asked)).status == 200
+    calls = [{"function": {"name": "weather", "arguments": {}}}]
+    blocks = [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": "sunny"}]
+    assert (await server.ask_ollama(messages=[*USER, *blocks])).status == 200
+    assert [tokenizer.spell(request.prompt) for request in server.backend.requests] == ["weather:sunny"] * 4
+
+
 async def test_the_prompt_is_what_the_template_makes_of_the_tools_as_they_were_sent(server):
     tokenizer = server.backend.model.tokenizer
     parameters = {"$schema": "x", "properties": {"b": {"default": None}, "a": {}}, "required": ["a"], "type": "object"}
@@ -315,6 +338,15 @@ async def test_thoughts_are_apart_from_the_content(thinking):
     deltas = [chunk["choices"][0]["delta"] for chunk in (await thinking.chat(stream=True)).events]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "A city 日本"
     assert "".join(delta.get("content", "") for delta in deltas) == "Rome"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking"])
+async def test_thoughts_that_are_sent_back_reach_the_template(thinking, name):
+    template = "{% for m in messages %}{{ m.reasoning_content }}{% endfor %}."
+    thinking.backend.model.tokenizer._hf.chat_template = template
+    history = [*USER, {"role": "assistant", "content": "Yes.", name: "Hm"}, *USER]
+    assert (await thinking.post("/v1/chat/completions", {"model": MODEL, "messages": history})).status == 200
+    assert prompt_of(thinking) == b"Hm."
 
 
 async def test_a_demanded_answer_of_a_model_with_headers_has_its_header_in_the_prompt(server, tmp_path):

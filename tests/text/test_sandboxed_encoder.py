@@ -15,6 +15,8 @@ from node.core.errors import BadRequest, ContextExceeded, ModelBroken, ModelChan
 from node.core.pool import Pool
 from node.text import sandboxed_encoder as limits
 from node.text.sandboxed_encoder import SandboxedEncoder, TokenizerProcesses
+from tests.text.test_chat_form import DEEPSEEK, MISTRAL, called, result
+from tests.text.test_chat_form import call as call_of
 from tests.text.test_constraint import DEMO
 
 MB = 2**20
@@ -140,6 +142,13 @@ async def test_a_prediction_is_cut_before_anything_is_made_of_it(opened):
     assert len(await encoder.encode("x" * 30 * MB, context=100, param="x", truncate=True)) == 100
     assert await encoder.encode("Hi", context=100, param="x", truncate=True) == encoder.tokenizer.encode("Hi")
     assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize(("template", "shown"), [(MISTRAL, '"call_id": "'), (DEEPSEEK, '{"city": "Röm"}')])
+async def test_calls_and_results_are_in_the_form_of_the_template(opened, files, template, shown):
+    encoder = await opened(files(template=template))
+    chat = [called(call_of("call_1")), result("call_1")]
+    assert shown in encoder.tokenizer.decode(await encoder.encode_chat(chat, None, {}, context=2048))
 
 
 @pytest.mark.parametrize(
