@@ -30,7 +30,8 @@ class Constraint:
         """
         self._matcher: LLMatcher | None = matcher
         self._consumed = 0
-        self._mark, self._tokens = mark, tokens
+        self._first_mark = self._mark = mark
+        self._tokens = tokens
         self._tail = b""
         """The longest end of the free text that is a beginning of the mark."""
         self._masks: dict[bytes, bytes | None] = {}
@@ -56,6 +57,9 @@ class Constraint:
         matcher = self._matcher
         if matcher is None:
             return None
+        if self._consumed > len(generated):  # guesses were right, but the session was preempted before it got them
+            matcher.reset()
+            self._mark, self._tail, self._consumed = self._first_mark, b"", 0
         while self._mark and self._consumed < len(generated):
             text = self._tail + self._tokens[generated[self._consumed]]
             if text.endswith(self._mark):
@@ -79,9 +83,10 @@ class Constraint:
 
         They are certain: for a text that a grammar forces, llguidance allows only the tokens of `_Tokens.__call__`.
         """
-        if self._matcher and not self._mark and self._matcher.consume_token(token):
-            self.forced = self._matcher.compute_ff_tokens()
-            self._matcher.rollback(1)
+        matcher = self._matcher  # `close` may be called meanwhile
+        if matcher and not self._mark and matcher.consume_token(token):
+            self.forced = matcher.compute_ff_tokens()
+            matcher.rollback(1)
 
     def _without_overshoot(self) -> bytes | None:
         """Mask of the tokens that do not go on behind the end of a mark that has begun, where the grammar must bind;

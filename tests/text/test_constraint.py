@@ -24,7 +24,7 @@ from node.ring.driver import Driver
 from node.ring.limits import RingLimits
 from node.ring.requests import generate
 from node.ring.scheduler import Scheduler
-from node.text.constraint import Constraints, GrammarLost
+from node.text.constraint import Constraint, Constraints, GrammarLost
 from node.text.grammar import Function, calls_grammar, json_grammar
 from node.text.tokenizer import Tokenizer
 from tests.engine.models import load, write_model
@@ -302,3 +302,40 @@ def test_forced_tokens_are_the_only_ones_that_are_allowed(directory, tokenizer):
             found += len(forced[:1])
             generated.append(token)
     assert found > 50
+
+
+@pytest.mark.parametrize("mark", [b"", b"##"])
+def test_a_constraint_goes_back_with_its_session(mark, directory, tokenizer):
+    """Guesses that were right go with a session that is preempted before it gets them."""
+    constraints = constraints_of(directory, tokenizer.vocab_size)
+    free = "Well. ##" if mark else ""
+    generated = tokenizer.encode(free + '{"name": "a", "age": 1, "size": "klein", "likes": [], "home": {"door": 1}}')
+
+    def begin():
+        bound = constraints.begin(GRAMMAR)
+        return Constraint(bound._matcher, mark, constraints._tokens)
+
+    constraint = begin()
+    for length in (1, 12, 3, 4, 0, 20, len(generated), 14):
+        assert constraint.allowed(generated[:length]) == begin().allowed(generated[:length]), length
+        assert constraint.error is None
+
+
+def test_a_session_may_end_while_its_constraint_looks_ahead(directory):
+    constraint = constraints_of(directory, 1024).begin(GRAMMAR)
+    constraint.allowed(())
+
+    class Matcher:
+        def consume_token(self, token):
+            constraint.close()
+            return True
+
+        def compute_ff_tokens(self):
+            return [1, 2]
+
+        def rollback(self, count):
+            pass
+
+    constraint._matcher = Matcher()
+    constraint.look_ahead(1)
+    assert constraint.forced == [1, 2]
