@@ -87,14 +87,15 @@ class Compute:
         try:
             return fn()
         except BaseException as error:
-            if failed := self.faults.note(error):
-                self._on_failure(failed)
-                raise failed from error
-            if (told := as_exception(error)) is error:
-                raise
-            raise told from error
+            if not (failed := self.faults.note(error)):
+                if (told := as_exception(error)) is error:
+                    raise
+                raise told from error
         finally:
             self.job = None
+        self._on_failure(failed)
+        # Another one, and not from the job's: it would keep the job's frames, and with them KV, for as long as it is known.
+        raise type(failed)(failed.message)
 
     async def failures(self) -> AsyncIterator[DeviceFailed]:
         """Each failure of the device, as it happens, for one listener: that of a job which nobody awaits, too."""

@@ -36,7 +36,7 @@ class Faults:
         return self._good_steps < TRUSTED_STEPS
 
     def note(self, error: BaseException) -> DeviceFailed | None:
-        """Count the exception of a job if the device failed. Returns the error to raise instead; None for others."""
+        """Count the exception of a job if the device failed. Returns the failure, not to be raised itself; None for others."""
         if (found := fault_of(error)) is None:
             return None
         fault, text = found

@@ -1,7 +1,10 @@
 """A device that fails: the error surfaces in whichever job comes next, and no KV is trusted afterwards."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Generator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -290,6 +293,21 @@ async def test_a_chunk_of_a_prompt_that_fails_is_known_at_once(
     device.is_lost = True
     with pytest.raises(DeviceFailed):
         await compute.run(step, runner, 1, LONG, opens=True)
+
+
+async def test_a_failure_that_is_remembered_holds_no_kv(compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = shared_model(CONFIGURATIONS["llama"])
+    runner = Runner(await compute.run(load, directory, 0, 4), directory, compute.faults)
+    await compute.run(step, runner, 1, PROMPT, opens=True)
+    cache = weakref.ref(runner._stage.lanes.lane(1).caches[0])
+    device = Device(monkeypatch)
+    device.is_lost = True
+    with suppress(DeviceFailed):
+        await compute.run(step, runner, 1, LONG)
+    assert compute.faults.last
+    await compute.run(runner.kv.free)
+    gc.collect()
+    assert cache() is None
 
 
 async def test_no_kv_is_kept_on_disk_before_it_is_known_to_be_right(
