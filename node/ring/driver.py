@@ -194,7 +194,7 @@ class Driver:
         """Send steps as long as there are any and not all stages are busy: certain ones first; then guesses behind which others can
         follow, those for which the draft model has to be asked, and those with padding.
         """
-        pipeline, scheduler = self._pipeline, self._scheduler
+        pipeline, scheduler, begun_at = self._pipeline, self._scheduler, now()
         while not (self._ended or pipeline.asking or scheduler.flight.is_full):
             if self._held and self._admission.waiting:
                 pipeline.open()
@@ -202,35 +202,37 @@ class Driver:
                 continue
             if await self._guessing.fill(self._compute, scheduler) or self._ended:
                 continue
+            begun_at = max(begun_at, self._guessing.drew_at)
             step = scheduler.next()
             self._asking.begin()
             self._seeing.begin(step)
             if step:
-                await self._send(step)
+                begun_at = await self._send(step, begun_at)
             elif ops := self._admission.pop_ops():
                 if self._admission.running:  # else the other stages have nothing to which they could apply
                     pipeline.open()
                 await self._compute.run(self.runner.apply, ops)
                 await pipeline.send(pipeline.frame(ops))
                 self._keep(ops)
+                begun_at = now()
             elif self._compute.waiting:
                 return
             elif guess := scheduler.guess(whole=True):
-                await self._send(guess)
+                begun_at = await self._send(guess, begun_at)
             elif await self._guessing.guess(self._compute, scheduler):
                 continue
             elif guess := scheduler.guess():
-                await self._send(guess)
+                begun_at = await self._send(guess, max(begun_at, self._guessing.drew_at))
             else:
                 return
 
-    async def _send(self, step: Step) -> None:
-        begun_at = now()
+    async def _send(self, step: Step, begun_at: float) -> float:
+        """Send a step, for which this stage is free since `begun_at`. Returns the time since when it is free for the next one."""
         frame = self._pipeline.frame(step=step, every=self._guessing.wants_all(step, self._scheduler))
         if self._has_one_stage:
-            await self._run_whole(step, frame, begun_at)
+            begun_at = await self._run_whole(step, frame, begun_at)
             self._keep(step.ops)
-            return
+            return begun_at
         self._pipeline.open()
         # The caches here change in the order of jobs, those of other stages in the order of `send`. Both are the same for
         # a lane, as nothing else is awaited between the choice of a step, its job and `send`; nor in `_finish`.
@@ -241,15 +243,16 @@ class Driver:
         else:
             await self._pipeline.send(frame, step, begun_at)
             self._keep(step.ops)
+        return now()
 
     def _keep(self, ops: Sequence[CacheOp]) -> None:
         """These operations have been applied here: begin to store what they keep."""
         if self._stored:
             self._stored.keep(self.runner.kv, self.ring.model, ops)
 
-    async def _run_whole(self, step: Step, frame: Frame, begun_at: float) -> None:
+    async def _run_whole(self, step: Step, frame: Frame, begun_at: float) -> float:
         """Run a step of a ring of one stage, and the lane's next ones until something else is to be done. Each lands while
-        the next one is computed.
+        the next one is computed. Returns when the last one's results came.
         """
         self._wake.clear()  # whatever it was set for, the next step is chosen after these
 
@@ -269,6 +272,7 @@ class Driver:
                     self._wake.set()
         except PippinError as error:
             self._fail_step(step, error)
+        return begun_at
 
     # --- results back -----------------------------------------------------------------------------------------------
 

@@ -2,20 +2,16 @@
 worth waiting for. Pure.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
+from node.core.frames import SequenceId
 from node.core.row_family import RowFamily
 from node.placement.frame_rows import guesses_to_wait_for, most_at, tokens_of_frame
 from node.ring.flight import Step
 from node.ring.guess_gain import GuessGain
+from node.ring.running_mean import FADING, SMOOTHING, RunningMean
 from node.ring.session import Session
-
-SMOOTHING = 0.1
-"""Weight of the last one in the time of a step, or of a guess."""
-FADING = 0.002
-"""Share by which the time of a guess is taken for less with each step that does not wait for one: it may have been measured while the
-machine was busy, so some time later it is measured again.
-"""
 
 
 class Filling:
@@ -31,8 +27,15 @@ class Filling:
         self.gain = GuessGain(stages)
         self._guess_s = 0.0
         """Seconds that it takes for a guess; 0 before the first."""
-        self._token_s = 0.0
-        """Seconds of a step of one token; 0 before the first."""
+        self._token_s = RunningMean()
+        """Seconds of a step of one token, by those of all."""
+        self._step_s = defaultdict[int, RunningMean](RunningMean)
+        """Seconds of a step of so many tokens of the session `_of`, from the end of the one before it; without those of guesses for
+        which it waited.
+        """
+        self._of: SequenceId | None = None
+        self._costs: dict[int, float] = {}
+        """What steps cost as sessions before it have shown, other than the family says."""
 
     @property
     def ever_guesses(self) -> bool:
@@ -80,7 +83,7 @@ class Filling:
 
     def _best_size(self, right: float, in_flight: int, most: int) -> int:
         """How many tokens a step should have of a session that has `most`. `right`: how likely a guess is right."""
-        return tokens_of_frame(self.family, right=right, stages=self._stages, in_flight=in_flight, most=most)
+        return tokens_of_frame(self._measured, right=right, stages=self._stages, in_flight=in_flight, most=most)
 
     # --- waiting for guesses ------------------------------------------------------------------------------------------
 
@@ -93,9 +96,9 @@ class Filling:
         if not self.context or needs_none or not self.ever_guesses:
             return None
         guesses = guesses_to_wait_for(
-            self.family,
+            self._measured,
             right=session.guesser.draft_rate,
-            wait=self._guess_s / self._token_s if self._token_s else 0.0,
+            wait=self._guess_s / self._token_s.value if self._token_s.value else 0.0,
             stages=self._stages,
             in_flight=in_flight,
             most=most_at(len(session.tokens) - 1, self.family),
@@ -104,11 +107,35 @@ class Filling:
         return guessed if guessed is not None and len(session.tokens) + len(guessed) < self.context else None
 
     def note_step(self, step: Step, seconds: float) -> None:
-        """Note what a step took, if it was one of a single session."""
-        if len(step.rows) == 1:
-            tokens = len(step.tokens[0]) if step.tokens else 1
-            token_s = seconds / dict(self.family.costs).get(tokens, 1.0)
-            self._token_s += (SMOOTHING if self._token_s else 1.0) * (token_s - self._token_s)
+        """Note what a step took, if it was one of a single session. Those of other numbers of tokens are taken to change with it,
+        little by little: so what did not pay is tried again.
+        """
+        tokens, family = len(step.tokens[0]) if step.tokens else 1, dict(self.family.costs)
+        if len(step.rows) > 1 or tokens not in family:
+            return
+        if self._of != step.rows[0].lane:  # whose steps take longer, or less long, with its own context
+            self._costs, self._of = family | dict(self._measured.costs), step.rows[0].lane
+            self._step_s.clear()
+        self._token_s.note(seconds / dict(self._measured.costs)[tokens])
+        (noted := self._step_s[tokens]).note(seconds)
+        for count, cost in family.items():
+            if count != tokens:
+                self._step_s[count].approach(noted.value * cost / family[tokens])
+                self._costs[count] += FADING * (cost - self._costs[count])
+
+    @property
+    def _measured(self) -> RowFamily:
+        """The family at what its steps cost here, as far as that is known: more than what the device takes, as a step with guesses
+        can't begin ahead. The steps of several stages overlap, so they tell nothing of it.
+        """
+        if self._stages > 1 or len(self.family.costs) == 1:
+            return self.family
+        costs = {count: self._costs.get(count, cost) for count, cost in self.family.costs}
+        known = {count: self._step_s[count].value for count in costs if self._step_s[count].is_known}
+        first, first_s = next(iter(known.items()), (0, 0.0))
+        return RowFamily(
+            tuple((count, known[count] / first_s * costs[first] if count in known else costs[count]) for count in costs)
+        )
 
     def note_round(self, step: Step, seconds: float) -> None:
         """The seconds since the token before that of a step came back, if it was one of a single session."""

@@ -67,6 +67,8 @@ class Guessing:
     """What was said in this ring; or in all of the node, so that it outlives rings."""
     failure: str = ""
     """Why the source that there was to be does not guess."""
+    drew_at: float = 0.0
+    """When the source last drew a token, or computed a part of a prompt."""
     _results: list[Result] = field(default_factory=list[Result])
     """Not told yet."""
 
@@ -128,9 +130,9 @@ class Guessing:
             scheduler.filling.fade()
             return False
         began = now()
-        if is_made := await self._draw(compute, *asked):
-            scheduler.filling.note_guess(now() - began)
-        elif self.source is None:
+        is_made = await self._draw(compute, *asked)
+        scheduler.waited(self.drew_at - began, drawn=is_made)
+        if self.source is None:
             scheduler.filling.context = 0
         return is_made
 
@@ -148,6 +150,8 @@ class Guessing:
             await self.clear(compute)
             self.source, self.failure = None, str(error)
             return False
+        finally:
+            self.drew_at = now()
         if token is not None:
             session.add_draft(tokens, verified, token)
         return token is not None

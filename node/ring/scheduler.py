@@ -56,7 +56,7 @@ class Scheduler:
         self.alone = AloneStream()
         self._steps_since_chunk = 0
         self._wasted_s = 0.0
-        """Seconds of wrong guesses since the last step that came back."""
+        """Seconds of wrong guesses, and of guesses for which the next step waits, since the last step that came back."""
 
     def keep_to(self, family: RowFamily) -> None:
         """How many tokens the steps of a single session have, the same for as long as the ring lives; later ones only tell what
@@ -145,6 +145,13 @@ class Scheduler:
             return None
         guessed = self.filling.awaited_after(slot.session, self._in_flight)
         return None if guessed is None else (slot.session, guessed)
+
+    def waited(self, seconds: float, *, drawn: bool) -> None:
+        """The next step has waited so long for a source of guesses, which has `drawn` one, or has computed a part of a prompt."""
+        if self._stages == 1:  # else steps behind it may have come back meanwhile, and their seconds count
+            self._wasted_s += seconds
+        if drawn:
+            self.filling.note_guess(seconds)
 
     def to_draft(self, context: int, beyond: int) -> tuple[Session, list[int]] | None:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no

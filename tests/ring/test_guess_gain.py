@@ -2,7 +2,8 @@
 
 import pytest
 
-from node.ring.guess_gain import LEAST, GuessGain, Round
+from node.ring.guess_gain import GuessGain, Round
+from node.ring.running_mean import LEAST
 
 PLAIN, WRONG, RIGHT = Round
 

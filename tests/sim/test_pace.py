@@ -153,14 +153,14 @@ class WithSource(Ring):
                 self.draw(*wanted)
             self.scheduler.filling.fade()
             if step := self.scheduler.next():
-                super().send(step)
+                self.send(step)
             self.land()
         return session.generated / self.now
 
     def draw(self, session: Session, guessed: Sequence[int]) -> None:
         self.now += self.wait
         self.drawn += 1
-        self.scheduler.filling.note_guess(self.wait * STAGE_S)
+        self.scheduler.waited(self.wait * STAGE_S, drawn=True)
         token = self.answer[session.generated + len(guessed)]
         token = token if self.chosen.random() < self.right else 5000 + token
         session.add_draft([*session.tokens, *guessed], len(session.tokens), token)
@@ -200,6 +200,28 @@ def test_on_one_node_no_step_waits_for_guesses_that_do_not_pay(right: float, wai
     ring = WithSource(RowFamily(((1, 1.0), (4, 1.0))), answer, right, wait)
     assert ring.pace(session) > 0.95
     assert ring.drawn < TOKENS / 5
+
+
+class Dearer(WithSource):
+    """Steps of several tokens take longer than was measured when the layers were loaded."""
+
+    def send(self, step: Step) -> None:
+        self.takes = [2.0 if step.guesses else 1.0]
+        super().send(step)
+
+
+@pytest.mark.parametrize("right", [0.5, 0.9])
+def test_on_one_node_steps_count_as_what_they_take(right: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_rows, "PERIOD", 1 << 20)
+    chosen = random.Random(7)
+    answer = [chosen.randrange(5000) for _ in range(TOKENS)]
+    session = Session(GenerateRequest("x", "m", (1, 2, 3), TOKENS))
+    ring = Dearer(RowFamily(((1, 1.0), (4, 1.0))), answer, right, 0.05)
+    found = ring.pace(session)
+    formula = speed(4, 2.15, right=right, stages=1, in_flight=1)
+    assert found > (0.96 if formula < 1.0 else 0.9 * formula)
+    assert ring.drawn < TOKENS / 5 if formula < 1.0 else ring.drawn > TOKENS / 2
+    assert ring.scheduler.alone.token_ms == pytest.approx(1e3 * STAGE_S / found, rel=0.15)  # of the last tokens
 
 
 class RingWithSource(WithSource):
