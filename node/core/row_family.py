@@ -1,6 +1,16 @@
 """Numbers of tokens of one session that a step may have, such that no bit of a token's result depends on the others."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+
+Groups = tuple[tuple[int, ...], ...]
+"""Numbers of tokens of one session in a step, ascending, in groups that give equal bits."""
+LayerKind = Hashable
+"""The same kernels compute the layers of one kind: what is proven of one is proven of all."""
+
+
+def equal_in_both(one: Groups, other: Groups) -> Groups:
+    return tuple(both for left in one for right in other if (both := tuple(n for n in left if n in right)))
 
 
 @dataclass(frozen=True, slots=True)

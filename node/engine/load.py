@@ -80,7 +80,10 @@ def load_stage(
     free_others(model, own)
     # An MTP layer is a model of its own, with names that are those of other weights in the whole one.
     weights = {} if is_mtp else _take(model, own, loaded)
-    loaded = ()  # they may be unloaded meanwhile
+    others = () if is_mtp else loaded
+    warm = frozenset(kind for other in others for kind in other.kinds)
+    ran = frozenset(layer for other in others for layer in range(other.start, other.end))
+    loaded = others = ()  # they may be unloaded meanwhile
     unread = {name: weight for name, weight in own.items() if name not in weights}
     if lacking := _made_of(list(scalars.values()), unread):
         raise ModelBroken(
@@ -97,11 +100,12 @@ def load_stage(
             del group
             yield share
         _check_tables(unread, config)
+        stage = Stage(model, plan, start, end, weights)
         try:
-            yield from warm_up(model, plan, start, end)
+            yield from warm_up(stage, warm, ran)
         except (IndexError, KeyError, TypeError, ValueError) as error:  # a RuntimeError may be the device's own
             raise ModelBroken(f"Layers {start}-{end - 1} of {directory.name} cannot be computed: {error!r}") from error
-    return Stage(model, plan, start, end, weights)
+    return stage
 
 
 def _made_of(stand_ins: Sequence[mx.array], weights: Mapping[str, mx.array]) -> list[str]:

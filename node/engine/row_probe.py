@@ -6,24 +6,22 @@ the compute thread.
 """
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import chain, pairwise, product
-from typing import Any, Protocol
+from collections.abc import Container, Generator, Iterable, Iterator, Sequence
+from itertools import chain, product
+from typing import Protocol
 
 import mlx.core as mx
 
 from node.core.frames import Open
+from node.core.row_family import Groups, LayerKind, equal_in_both
 from node.engine import caches
 from node.engine.device import is_gpu
 from node.engine.dry_run import LENGTH
-from node.engine.ghosts import find_layers
 from node.engine.graph import common_dtype, weights_in
+from node.engine.layer_kinds import HEAD
 from node.engine.plan import Plan
 from node.engine.stage import Stage
 from node.engine.tensor_codec import pack
-
-Counts = tuple[int, ...]
-"""Numbers of tokens of one session in a step, ascending."""
 
 MOST = 5
 """Most tokens of a step that is tried. So many tokens are computed with steps of each count."""
@@ -40,7 +38,9 @@ _WARM_UP = 8
 _LANE = -1
 
 
-def equal_rows(stage: Stage, layer_s: float, head_s: float) -> Generator[float, None, tuple[Counts, ...]]:
+def equal_rows(
+    stage: Stage, layer_s: float, head_s: float, proven: Container[LayerKind] = ()
+) -> Generator[float, None, Groups]:
     """The counts from 1 to MOST, in groups: steps of all counts of a group give each token the same result and leave the same
     KV, whatever its place in the step and whatever comes after it. Counts of which not even that is true are in no group.
 
@@ -48,49 +48,38 @@ def equal_rows(stage: Stage, layer_s: float, head_s: float) -> Generator[float, 
     of one layer suffices, and a hundred equal layers take no longer than two. That takes _TRIAL steps of each of them, with
     each of the model's contexts and in the caches of a single session and of several. What was not tried is not proven: a device
     that would need more than about _MOST_S has ((1,),), as have layers with more KV than _MOST_KV, and a model whose caches can't
-    be trimmed. `layer_s`, `head_s`: the seconds of such a step of one token.
+    be trimmed. `layer_s`, `head_s`: the seconds of such a step of one token. `proven`: kinds that are not tried again.
     """
-    plan, kinds = stage.plan, _of_each_kind(stage)
+    plan, kinds = stage.plan, [kind for kind in stage.kinds if kind not in proven]
+    places = [stage.kinds[kind] for kind in kinds if kind != HEAD]
     # A CPU's kernels for attention do not depend on the context otherwise.
     tried = CONTEXTS if is_gpu() else CONTEXTS[:2]
     contexts = [context for context in tried if context + MOST <= plan.max_context]
     if not plan.trimmable or not contexts:
         return ((1,),)
-    seconds = _TRIAL * (head_s + 2 * len(contexts) * len(kinds) * layer_s)
-    kv_bytes = max(sum(cost.bytes_for(contexts[-1]) for cost in plan.kv[start:end]) for start, end in kinds)
-    if seconds > _MOST_S or kv_bytes > _MOST_KV:
+    seconds = _TRIAL * (head_s * (HEAD in kinds) + 2 * len(contexts) * len(places) * layer_s)
+    kv_bytes = (sum(cost.bytes_for(contexts[-1]) for cost in plan.kv[start:end]) for start, end in places)
+    if seconds > _MOST_S or max(kv_bytes, default=0) > _MOST_KV:
         return ((1,),)
-    groups: tuple[Counts, ...] = (tuple(range(1, MOST + 1)),)
+    groups: Groups = (tuple(range(1, MOST + 1)),)
     try:
-        for part in _parts(stage, kinds, contexts):
-            found = yield from _try(chain.from_iterable(groups), part)
-            groups = tuple(both for one in groups for other in found if (both := tuple(n for n in one if n in other)))
+        for part in _parts(stage, places, contexts, has_head=HEAD in kinds):
+            groups = equal_in_both(groups, (yield from _try(chain.from_iterable(groups), part)))
     finally:
         mx.clear_cache()
     return groups
 
 
-def _parts(stage: Stage, kinds: Sequence[tuple[int, int]], contexts: Sequence[int]) -> "Iterator[_Part]":
+def _parts(
+    stage: Stage, places: Sequence[tuple[int, int]], contexts: Sequence[int], *, has_head: bool
+) -> "Iterator[_Part]":
     plan = stage.plan
     dtype = common_dtype(weight for _, weight in weights_in(stage.model))
-    if stage.start == 0:
+    if has_head:
         yield _Head(stage, dtype)
-    for context, (start, end) in product(contexts, kinds):
+    for context, (start, end) in product(contexts, places):
         for batched in (False, True) if plan.batchable else (False,):
             yield _Layers(Stage(stage.model, plan, start, end), dtype, context, batched=batched)
-
-
-def _of_each_kind(stage: Stage) -> list[tuple[int, int]]:
-    """The first layers [start, end) of each kind that can be run alone."""
-    layers, plan = find_layers(stage.model), stage.plan
-    kinds = [caches.kind(cache) for cache in caches.empty_caches(stage.model, plan.kv_bits)]
-    found: dict[Any, tuple[int, int]] = {}
-    for start, end in pairwise([stage.start, *(cut for cut in plan.cuts if stage.start < cut < stage.end), stage.end]):
-        weights = chain.from_iterable(map(weights_in, layers[start:end]))
-        kind = [(path, weight.shape, str(weight.dtype)) for path, weight in weights]
-        used = [kinds[cache] for layer in plan.caches_of[start:end] for cache in layer]
-        found.setdefault((tuple(kind), tuple(used)), (start, end))
-    return list(found.values())
 
 
 class _Part(Protocol):
@@ -103,7 +92,7 @@ class _Part(Protocol):
         """Take all tokens back. Returns their KV."""
 
 
-def _try(counts: Iterable[int], part: _Part) -> Generator[float, None, list[list[int]]]:
+def _try(counts: Iterable[int], part: _Part) -> Generator[float, None, Groups]:
     """Compute the tokens with steps of each count, so that each is at each place, and before right and wrong ones. Returns the
     counts in groups of equal bits.
     """
@@ -122,7 +111,7 @@ def _try(counts: Iterable[int], part: _Part) -> Generator[float, None, list[list
             yield 0.0
         if len(digests) == 1:
             groups.setdefault(digests.pop(), []).append(count)
-    return list(groups.values())
+    return tuple(map(tuple, groups.values()))
 
 
 class _Head:

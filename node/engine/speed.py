@@ -1,17 +1,18 @@
 """Measures how quickly this device computes a stage. Runs in the compute thread."""
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import mlx.core as mx
 
 from node.core.frames import Open
+from node.core.row_family import Groups, LayerKind
 from node.engine.device import probe_tokens
 from node.engine.ghosts import find_layers
 from node.engine.graph import common_dtype, weights_in
-from node.engine.row_probe import Counts, equal_rows
+from node.engine.row_probe import equal_rows
 from node.engine.stage import Stage
 
 _STEPS = (2, 8)
@@ -31,13 +32,13 @@ class Measured:
     """Tokens per second of a chunk of a prompt."""
     head_s: float
     """Of the head in a step of one token; 0 if the stage has none."""
-    groups: tuple[Counts, ...]
+    groups: Groups
     """See equal_rows."""
     seconds: Mapping[int, float]
     """Of a step of so many tokens of one session, with the head at the driver."""
 
 
-def measure(stage: Stage, groups: tuple[Counts, ...] = ()) -> Generator[float, None, Measured]:
+def measure(stage: Stage, groups: Groups = ()) -> Generator[float, None, Measured]:
     """Run some chunks of a prompt, some steps of one token, and where groups of counts have equal bits some of several.
 
     A generator of pieces, for `Compute.run_pieces`, each a step or five of a layer. `groups`: as of an earlier measurement, as
@@ -62,6 +63,13 @@ def measure(stage: Stage, groups: tuple[Counts, ...] = ()) -> Generator[float, N
         own.lanes.clear()
         mx.clear_cache()
     return Measured(size / layers_s, chunk / prompt_s, head_s, groups, seconds)
+
+
+def prove_rows(stage: Stage, bytes_per_s: float, proven: Container[LayerKind]) -> Generator[float, None, Groups]:
+    """`equal_rows`, where other layers of the model were measured, which tells how long these take."""
+    seconds = {weight: weight.nbytes / bytes_per_s for weight in stage.weights.values()}
+    layers_s = sum(took for weight, took in seconds.items() if weight.layer is not None)
+    return equal_rows(stage, layers_s / (stage.end - stage.start), sum(seconds.values()) - layers_s, proven)
 
 
 def _head(stage: Stage, count: int, dtype: mx.Dtype) -> Callable[[], list[mx.array]]:

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from node.core.axes import Span
 from node.core.errors import ModelUnsupported, PippinError
 from node.core.frames import SequenceId
+from node.core.row_family import LayerKind
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import PartialModel, Place, around_layers, changed_output, find_layers, record_outputs
@@ -32,6 +33,7 @@ from node.engine.kv_blocks import (
     state_layout,
 )
 from node.engine.lanes import CacheLane, Lanes, LeftoverKv
+from node.engine.layer_kinds import kinds_of
 from node.engine.mutual import Mutual
 from node.engine.plan import Plan
 from node.engine.rotation import Positions, Rotation
@@ -84,6 +86,11 @@ class Stage:
         """Steps of decoding so far."""
         self.leftover = LeftoverKv()
         self.lanes = Lanes(model, (*self._own, *self._shadows), plan, f"layers {start}-{end - 1}")
+
+    @cached_property
+    def kinds(self) -> Mapping[LayerKind, tuple[int, int]]:
+        """The first layers [start, end) of each kind."""
+        return kinds_of(self.model, self.plan, self.start, self.end)
 
     @cached_property
     def _around(self) -> Sequence[Place]:

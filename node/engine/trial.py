@@ -19,6 +19,7 @@ from node.engine.dry_run import replace_weights
 from node.engine.ghosts import find_layers
 from node.engine.miniature import miniatures
 from node.engine.plan import activation_dtype, build, make_plan
+from node.engine.stage import Stage
 from node.engine.tower import Tower
 from node.engine.warm_up import warm_up
 from node.model.picture_form import picture_form
@@ -76,7 +77,7 @@ def _runs(config: Mapping[str, Any], kv_bits: int, *, unproven: bool) -> bool:
     try:
         plan, model = make_plan(config, None, kv_bits, unproven=unproven), build(config)
         replace_weights(model, list(find_layers(model)), activation_dtype(config))
-        for _ in warm_up(model, plan, 0, plan.layers):
+        for _ in warm_up(Stage(model, plan, 0, plan.layers)):
             pass
     except _RAISED:
         return False

@@ -270,6 +270,8 @@ class Rings:
                     spare -= stage_bytes(specs[ring.model], ring, stage) if ring.model in specs else self._usable
         spare = min(spare, self._shards.kept_bytes(needed) - shortage())
         released, self._released = self._released, set()
+        if placement is not self._agent.placement:  # the next one may need less
+            self._released = released & {shard.model for shard in needed}
         await self._shards.unload(needed, max(0, spare), released, collect=collect)
 
     async def _leave_all(self, gone: Sequence[RingPart], succeeding: Container[Shape]) -> None:
@@ -337,7 +339,7 @@ class Rings:
     async def _measure(self, shard: Shard) -> None:
         """Measure a shard until its model's speed is known, or it is unloaded."""
         pause, busy = MEASURE_S, 0
-        while self._shards.get(shard) and not self._shards.speeds.is_known(shard):
+        while self._shards.get(shard) and self._shards.speeds.is_stale(shard, now()):
             await asyncio.sleep(in_step(pause))
             if not await self._shards.measure(shard, self._computes if busy < MOST_BUSY else lambda: False):
                 busy += 1

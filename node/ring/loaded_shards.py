@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from node.core.clock import now
 from node.core.errors import DeviceFailed, PippinError
@@ -17,16 +17,18 @@ from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import HeldModel, Shard
 from node.core.reports import Download, Speed, StageState
 from node.core.rings import Ring, StageSpec
+from node.core.row_family import equal_in_both
 from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.device import release_memory
 from node.engine.load import load_stage
-from node.engine.speed import Measured, measure
+from node.engine.speed import measure, prove_rows
 from node.engine.stage import Stage, Weight
 from node.model.weights import Weights
 from node.ring.speeds import Speeds
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 IDLE_S = 300.0
 """How long layers stay that no ring uses: a node that was away for a while finds them again."""
@@ -136,7 +138,7 @@ class LoadedShards:
         return lender.version.files == shard.version.files and not self._loaded[lender].is_mtp
 
     async def load(self, shard: Shard, ends: bool, progress: Progress) -> bool:
-        """Fetch and load a shard, and measure its speed. If the device fails, maybe at the work of a ring, it is loaded once
+        """Fetch and load a shard, and measure its speed if nothing of the model was measured yet. If the device fails, maybe at the work of a ring, it is loaded once
         more. Returns False if it was loaded before. `ends`: see Fetch.
         """
         if shard in self._loaded:
@@ -170,8 +172,11 @@ class LoadedShards:
             shared = sum(weight.nbytes for weight in taken.intersection(stage.weights.values()))
             size += f", of which {format_bytes(shared)} were in memory" if shared else ""
             self._loaded[shard] = LoadedShard(stage, directory)
-            if self.speeds.is_stale(shard, now()) and not self._loaded[shard].is_mtp:
-                await self.measure(shard, level=logging.INFO)
+            if not (self._loaded[shard].is_mtp or self.speeds.groups(shard)):
+                if known := self.speeds.best(shard):
+                    await self._prove_rows(shard, known.bytes_per_s)
+                else:
+                    await self.measure(shard, level=logging.INFO)
             log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
 
     async def measure(
@@ -183,7 +188,8 @@ class LoadedShards:
         if not (loaded := self._loaded.get(shard)):
             return True
         try:
-            found = await self._compute.run_pieces(self._measuring(shard, loaded, is_held_up))
+            pieces = measure(loaded.stage, self.speeds.groups(shard))
+            found = await self._compute.run_pieces(self._while_loaded(pieces, shard, loaded, is_held_up))
         except (*MLX_ERRORS, PippinError) as error:  # the layers may be of use all the same
             log.warning("could not measure the speed of %s: %s", shard.model, error)
             return True
@@ -192,24 +198,44 @@ class LoadedShards:
             said = "layers %d-%d of %s compute %.0f tokens/s of a prompt, and read %s/s of weights"
             log.log(level, said, shard.start, shard.end - 1, shard.model, tokens, rate)
             self.speeds.note(Speed(shard, found.bytes_per_s, found.tokens_per_s, found.head_s), now())
-            self.speeds.note_rows(shard, found.groups, found.seconds)
+            self.speeds.note_rows(shard, frozenset(loaded.stage.kinds), found.groups, found.seconds)
             for family in self.speeds.families(shard):
                 costs = ", ".join(f"{cost:.2f} for {count}" for count, cost in family.costs)
                 said = "%s: equal bits with these tokens of a session in a step, at the cost of %s"
                 log.debug(said, shard.model, costs)
         return found is not None or self._loaded.get(shard) is not loaded
 
-    def _measuring(
-        self, shard: Shard, loaded: LoadedShard, is_held_up: Callable[[], bool]
-    ) -> Generator[float, None, Measured | None]:
+    async def _prove_rows(self, shard: Shard, bytes_per_s: float) -> None:
+        """Find out which numbers of tokens have equal bits in layers whose model was measured: only for kinds of layers that are new
+        here, as the streams of a ring that was lost may wait for these.
+        """
+        loaded = self._loaded[shard]
+        kinds = frozenset(loaded.stage.kinds)
+        groups, proven = self.speeds.proven(shard, kinds)
+        if proven != kinds:
+            pieces = prove_rows(loaded.stage, bytes_per_s, proven)
+            try:
+                found = await self._compute.run_pieces(self._while_loaded(pieces, shard, loaded))
+            except (*MLX_ERRORS, PippinError) as error:
+                log.warning("could not try steps of several tokens of %s: %s", shard.model, error)
+                return
+            groups = equal_in_both(groups, found or ()) if proven else found or ()
+        self.speeds.note_rows(shard, kinds, groups, {})
+
+    def _while_loaded(
+        self,
+        pieces: Generator[float, None, T],
+        shard: Shard,
+        loaded: LoadedShard,
+        is_held_up: Callable[[], bool] = lambda: False,
+    ) -> Generator[float, None, T | None]:
         """Ends without a result when the shard is unloaded, as its weights may be freed between two pieces, or when it is held up."""
-        pieces = measure(loaded.stage, self.speeds.groups(shard))
         while self._loaded.get(shard) is loaded and not is_held_up():
             try:
                 yield next(pieces)
             except StopIteration as end:
-                measured: Measured = end.value
-                return measured
+                result: T = end.value
+                return result
         pieces.close()
         return None
 

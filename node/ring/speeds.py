@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from node.core.lru_cache import keep
 from node.core.models import HeldModel, Shard
 from node.core.reports import Speed
 from node.core.rings import StageSpec
-from node.core.row_family import RowFamily
+from node.core.row_family import Groups, LayerKind, RowFamily, equal_in_both
 
 MOST_SPEEDS = 64
 """Maximum models whose speed is remembered, and shards of which it is known which numbers of tokens have equal bits."""
@@ -27,7 +28,9 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    groups: tuple[tuple[int, ...], ...]
+    kinds: frozenset[LayerKind]
+    """Of the shard's layers."""
+    groups: Groups
     seconds: Mapping[int, float]
 
 
@@ -55,38 +58,44 @@ class Speeds:
         agreed = best if agree and speed is not before else known.agreed  # the first one has none to agree with
         keep(self._known, shard.version.files, _Known(now, best, agreed), MOST_SPEEDS)
 
-    def note_rows(self, shard: Shard, groups: Sequence[tuple[int, ...]], seconds: Mapping[int, float]) -> None:
-        """Numbers of tokens of one session in a step, in groups of equal bits, and the seconds of such steps. As with speeds,
-        the quickest step is the truest; bits don't change.
+    def note_rows(
+        self, shard: Shard, kinds: frozenset[LayerKind], groups: Groups, seconds: Mapping[int, float]
+    ) -> None:
+        """Numbers of tokens of one session in a step, in groups of equal bits, and the seconds of such steps, if they were measured.
+        As with speeds, the quickest step is the truest; bits don't change.
         """
         known = self._rows.get(shard)
         before = known.seconds if known else {}
         quickest = {count: min(took, before.get(count, took)) for count, took in seconds.items()}
-        keep(self._rows, shard, _Rows(known.groups if known else tuple(groups), quickest), MOST_SPEEDS)
+        keep(self._rows, shard, _Rows(kinds, known.groups if known else groups, quickest), MOST_SPEEDS)
 
-    def groups(self, shard: Shard) -> tuple[tuple[int, ...], ...]:
+    def proven(self, shard: Shard, kinds: frozenset[LayerKind]) -> tuple[Groups, frozenset[LayerKind]]:
+        """The groups that are proven by the model's shards with layers of these kinds, and for which of them; none for none."""
+        alike = [rows for other, rows in self._rows.items() if other.version == shard.version and rows.kinds & kinds]
+        groups = reduce(equal_in_both, (rows.groups for rows in alike)) if alike else ()
+        return groups, kinds & frozenset[LayerKind]().union(*(rows.kinds for rows in alike))
+
+    def groups(self, shard: Shard) -> Groups:
         """The groups of equal bits; empty if they are not known."""
         known = self._rows.get(shard)
         return known.groups if known else ()
 
     def families(self, shard: Shard) -> tuple[RowFamily, ...]:
         """What the other nodes are told of a shard: the groups, and what their steps cost."""
-        known = self._rows.get(shard)
-        if not known or not known.seconds:
+        if not (known := self._rows.get(shard)):
             return ()
-        cost = {count: max(1.0, took / known.seconds[1]) for count, took in known.seconds.items()}
+        # Those of other layers are nearly in the same proportion.
+        others = (rows.seconds for other, rows in self._rows.items() if other.version == shard.version and rows.seconds)
+        if not (seconds := known.seconds or next(others, {})):
+            return ()
+        cost = {count: max(1.0, took / seconds[1]) for count, took in seconds.items()}
         timed = (tuple(count for count in group if count in cost) for group in known.groups)
         return tuple(RowFamily(tuple((count, cost[count]) for count in group)) for group in timed if group)
 
-    def is_known(self, shard: Shard) -> bool:
-        """Whether two measurements of the shard's model agree."""
-        known = self._known.get(shard.version.files)
-        return known is not None and known.agreed is not None
-
     def is_stale(self, shard: Shard, now: float) -> bool:
-        """Whether the shard should be measured when it is loaded."""
+        """Whether the shard should be measured: no two measurements of its model agree, or the last one is long ago."""
         known = self._known.get(shard.version.files)
-        return shard not in self._rows or not known or not known.agreed or now >= known.measured_at + REMEASURE_S
+        return not known or not known.agreed or now >= known.measured_at + REMEASURE_S
 
     def best(self, shard: Shard) -> Speed | None:
         """The best measurement of the shard's model, whether another agrees or not."""

@@ -135,9 +135,30 @@ def test_the_first_prompt_finds_its_kernels_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr("node.engine.warm_up.begin_draw", record)
     monkeypatch.setattr("node.engine.warm_up.probe_tokens", lambda: 64)
     load(write_model(tmp_path, CONFIGURATIONS["llama"]), 0, 2)
-    each = [*(2 * [(1, 64), (1, 1)]), (2, 1)]  # two sessions, one after the other, then together
-    assert steps == [(layer, *shape) for layer in (0, 1) for shape in each]
+    first = [*(2 * [(0, 1, 64), (0, 1, 1)]), (0, 2, 1)]  # two sessions, one after the other, then together
+    assert steps == [*first, (1, 1, 1)], "layers of one kind have the same kernels"
     assert samplings == [(rows, temperature) for rows in (1, 2) for temperature in (0, 1)]
+
+
+@pytest.mark.parametrize(("lent", "head"), [((0, 2), False), ((1, 3), True)])
+def test_what_another_stage_has_run_is_warm(lent, head, tmp_path, monkeypatch):
+    steps, samplings = [], []
+
+    def run(stage, lane, tokens, *rest):
+        steps.append((stage.start, *tokens.shape))
+        return stepped(stage, lane, tokens, *rest)
+
+    def record(logits, draws):
+        samplings.append(draws)
+        return begin_draw(logits, draws)
+
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    other, stepped = load(directory, *lent), Stage.run
+    monkeypatch.setattr(Stage, "run", run)
+    monkeypatch.setattr("node.engine.warm_up.begin_draw", record)
+    at_a_stretch(pieces(directory, 0, 4, loaded=[other]))
+    assert steps == [(layer, 1, 1) for layer in range(4) if not lent[0] <= layer < lent[1]]
+    assert bool(samplings) == head
 
 
 def test_a_config_that_only_the_first_step_refuses_is_a_broken_model(tmp_path, monkeypatch):

@@ -89,6 +89,17 @@ def test_each_kind_of_layer_is_tried(tmp_path):
     assert probe(stage) == ((1,), (2, 3, 4, 5))
 
 
+def test_kinds_that_are_proven_are_not_tried_again(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"], bits=4, others={"model.layers.2.mlp.down_proj": 8})
+    stage = load(directory, 0, 4)
+    assert set(load(directory, 1, 2).kinds) < set(load(directory, 1, 3).kinds) < set(stage.kinds)
+    layer = find_layers(stage.model)[2]
+    layer.mlp.down_proj = Odd(layer.mlp.down_proj, group_of(((1,), (2, 3, 4, 5))))
+    assert at_a_stretch(equal_rows(stage, 1e-6, 0.0, set(load(directory, 0, 2).kinds))) == ((1,), (2, 3, 4, 5))
+    assert at_a_stretch(equal_rows(stage, 1e-6, 0.0, set(load(directory, 1, 3).kinds))) == ALL
+    assert at_a_stretch(equal_rows(stage, 0.03, 0.1, set(load(directory, 0, 2).kinds))) == ((1,), (2, 3, 4, 5)), "quick"
+
+
 def test_what_differs_with_a_long_context_or_after_others_have_left_counts(tmp_path):
     stage = load(write_model(tmp_path, LONG), 0, 2)
     layer, inner = find_layers(stage.model)[0], find_layers(stage.model)[0].self_attn
@@ -98,7 +109,7 @@ def test_what_differs_with_a_long_context_or_after_others_have_left_counts(tmp_p
 
     layer.self_attn = Odd(inner, place)
     assert probe(stage) == ((1, 2, 3), (4, 5))
-    assert probe(stage, layer_s=0.016) == ((1,),), "a slow device would try short contexts only"
+    assert probe(stage, layer_s=0.032) == ((1,),), "a slow device would try short contexts only"
     layer.self_attn = Odd(inner, lambda x, mask, cache: float(isinstance(mask, mx.array) and x.shape[1] > 1))
     assert probe(stage) == ((1,), (2, 3, 4, 5))
 

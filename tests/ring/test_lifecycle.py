@@ -20,7 +20,7 @@ from node.core.models import KvCost, ModelSpec, ModelVersion, Shard
 from node.core.nodes import Caller
 from node.core.reports import Speed, StageReport, StageState
 from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
-from node.core.row_family import RowFamily
+from node.core.row_family import Groups, LayerKind, RowFamily
 from node.core.signal import Signal
 from node.core.warning_codes import Code
 from node.engine.compute import Compute
@@ -30,8 +30,6 @@ from node.engine.stage import Weight
 from node.ring import lifecycle, limits, loaded_shards, roles
 from node.ring.lifecycle import Rings
 from node.ring.limits import RingOptions
-
-Groups = tuple[tuple[int, ...], ...]
 
 ALONE = (StageSpec("a", 0, 4),)
 FIRST = (StageSpec("a", 0, 2), StageSpec("b", 2, 4))
@@ -68,6 +66,7 @@ class FakeStage:
         self.model, self.weights = model, weights
         self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         self.leftover = FakeLeftover()
+        self.kinds = {"layer": (0, 1), **({"head": (0, 0)} if "0" in weights else {})}
 
     def sibling(self) -> "FakeStage":
         other = FakeStage(self.model, self.weights)
@@ -160,10 +159,13 @@ class World:
         self.released = asyncio.Event()
         monkeypatch.setattr(loaded_shards, "load_stage", self._load)
         monkeypatch.setattr(loaded_shards, "measure", self._measure)
+        monkeypatch.setattr(loaded_shards, "prove_rows", self._prove_rows)
         self.rates = [50e9]
         """Of the measurements to come; the last one repeats."""
         self.known: list[Groups] = []
         """The groups of equal bits that were known at each measurement."""
+        self.proven: list[frozenset[LayerKind]] = []
+        """The kinds of layers that were not to be tried again, each time that others were."""
         monkeypatch.setattr(roles, "Runner", FakeRunner)
         monkeypatch.setattr(loaded_shards, "release_memory", self._release)
         self.shortage = 0
@@ -213,6 +215,13 @@ class World:
         self.known.append(groups)
         rate = self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
         return Measured(rate, 300.0, 0.0, groups or ((1,), (2, 3)), {1: 2.0, 2: 2.2, 3: 3.0})
+
+    def _prove_rows(
+        self, _stage: FakeStage, _bytes_per_s: float, proven: frozenset[LayerKind]
+    ) -> Generator[float, None, Groups]:
+        yield 0.0
+        self.proven.append(proven)
+        return ((1, 2), (3,))
 
     def _release(self, models: list[Any]) -> Generator[float, None, None]:
         models.clear()
@@ -419,6 +428,35 @@ async def test_the_idle_weights_of_a_released_model_are_freed_and_no_others(worl
     world.rings.release("m")
     await world.released.wait()
     assert world.rings.idle() == (Shard(ModelVersion("other"), 0, 2),)
+
+
+async def test_models_that_are_released_one_soon_after_the_other_are_all_freed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second while the node still leaves the rings of the first."""
+    half = (StageSpec("a", 0, 2),)
+    world.go_on.set()
+    world.place(ring("one", half), ring("other", half, model="other"))
+    await world.ready("one", "other")
+    leave_all, leaving, gate = world.rings._leave_all, asyncio.Event(), asyncio.Event()
+
+    async def gated(*given: Any) -> None:
+        leaving.set()
+        await gate.wait()
+        await leave_all(*given)
+
+    monkeypatch.setattr(world.rings, "_leave_all", gated)
+    world.place(ring("other", half, model="other"))
+    world.rings.release("m")
+    await leaving.wait()
+    world.place()
+    world.rings.release("other")
+    gate.set()
+    async with asyncio.timeout(10):
+        while world.rings.models():
+            world.agent.touched.clear()
+            await world.agent.touched.wait()
+    assert not world.rings._released
 
 
 async def test_a_ring_with_other_bits_of_kv_loads_its_layers_anew(world: World) -> None:
@@ -774,6 +812,19 @@ async def test_families_are_told_with_the_first_measurement_and_their_bits_are_t
         world.agent.touched.clear()
         await world.agent.touched.wait()
     assert world.known == [(), ((1,), (2, 3))]
+
+
+async def test_other_layers_of_a_measured_model_are_not_measured_before_they_serve(world: World) -> None:
+    """The streams of a ring that was lost may wait for them."""
+    world.go_on.set()
+    for number, stages in enumerate((SECOND, (StageSpec("b", 0, 1), StageSpec("a", 1, 4)), FIRST), 1):
+        world.place(ring(f"{number}", stages))
+        await world.ready(f"{number}")
+        (report,) = world.rings.reports()
+        assert report.families
+    assert world.known == [()]
+    assert world.proven == [{"layer"}], "the head alone is new"
+    assert report.families == (RowFamily(), RowFamily(((2, 1.1),)), RowFamily(((3, 1.5),)))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from node.core.row_family import RowFamily
 from node.ring.speeds import MOST_SPEEDS, REMEASURE_S, Speeds, slowest_token_s
 
 SHARD = Shard(ModelVersion("m"), 0, 8)
+KINDS = frozenset({"layer"})
 
 
 def noted(*rates: float, prompts: float = 100.0) -> Speeds:
@@ -61,15 +62,26 @@ def test_one_rate_that_was_disturbed_while_the_other_was_best_does_not_keep_them
 
 def test_a_model_is_not_measured_again_soon_once_its_speed_is_known():
     speeds, other = noted(50.0), Shard(ModelVersion("m"), 4, 8)
-    speeds.note_rows(SHARD, ((1,),), {})
     assert speeds.is_stale(SHARD, 1.0)
     speeds.note(Speed(SHARD, 50.0, 100.0), 1.0)
     assert not speeds.is_stale(SHARD, REMEASURE_S)
-    assert speeds.is_stale(other, REMEASURE_S), "its kernels may be others"
-    speeds.note_rows(other, ((1,),), {})
     assert not speeds.is_stale(other, REMEASURE_S)
     assert speeds.is_stale(SHARD, 1.0 + REMEASURE_S)
     assert speeds.is_stale(Shard(ModelVersion("m", "2"), 0, 8), 1.0)
+
+
+def test_what_is_proven_of_some_layers_is_proven_of_others_of_their_kind():
+    speeds, other = Speeds(), Shard(ModelVersion("m"), 4, 8)
+    speeds.note_rows(SHARD, frozenset({"layer", "head"}), ((1, 2, 3), (4, 5)), {1: 1.0, 2: 1.5, 3: 2.0})
+    assert speeds.proven(other, frozenset({"layer"})) == (((1, 2, 3), (4, 5)), {"layer"})
+    speeds.note_rows(other, frozenset({"layer", "expert"}), ((1, 2), (3,), (4, 5)), {})
+    assert speeds.families(other) == (RowFamily(((1, 1.0), (2, 1.5))), RowFamily(((3, 2.0),)))
+    third = Shard(ModelVersion("m"), 2, 8)
+    assert speeds.proven(third, frozenset({"head"})) == (((1, 2, 3), (4, 5)), {"head"})
+    both = frozenset({"head", "expert", "new"})
+    assert speeds.proven(third, both) == (((1, 2), (3,), (4, 5)), {"head", "expert"})
+    assert speeds.proven(third, frozenset({"new"})) == ((), set())
+    assert speeds.proven(Shard(ModelVersion("m", kv_bits=8), 4, 8), frozenset({"layer"})) == ((), set())
 
 
 def test_the_models_that_were_measured_last_are_remembered():
@@ -84,8 +96,8 @@ def test_families_have_what_their_steps_cost_by_the_quickest_of_each():
     speeds = Speeds()
     assert speeds.families(SHARD) == speeds.groups(SHARD) == ()
     groups = ((1,), (2, 3, 4), (5,))
-    speeds.note_rows(SHARD, groups, {1: 2.0, 2: 2.4, 3: 5.0, 4: 1.9})
-    speeds.note_rows(SHARD, groups, {1: 2.2, 2: 3.0, 3: 2.8, 4: 2.5})
+    speeds.note_rows(SHARD, KINDS, groups, {1: 2.0, 2: 2.4, 3: 5.0, 4: 1.9})
+    speeds.note_rows(SHARD, KINDS, groups, {1: 2.2, 2: 3.0, 3: 2.8, 4: 2.5})
     assert speeds.groups(SHARD) == groups
     assert speeds.families(SHARD) == (RowFamily(), RowFamily(((2, 1.2), (3, 1.4), (4, 1.0))))
     assert speeds.families(Shard(ModelVersion("m"), 4, 8)) == ()
@@ -93,7 +105,7 @@ def test_families_have_what_their_steps_cost_by_the_quickest_of_each():
 
 def test_a_shard_with_one_token_alone_says_nothing_of_families():
     speeds = Speeds()
-    speeds.note_rows(SHARD, ((1,),), {})
+    speeds.note_rows(SHARD, KINDS, ((1,),), {})
     assert speeds.families(SHARD) == ()
     assert speeds.groups(SHARD) == ((1,),)
 
@@ -101,7 +113,7 @@ def test_a_shard_with_one_token_alone_says_nothing_of_families():
 def test_the_shards_whose_rows_were_tried_last_are_remembered():
     speeds = Speeds()
     for number in range(MOST_SPEEDS + 1):
-        speeds.note_rows(Shard(ModelVersion("m"), 0, number), ((1,),), {})
+        speeds.note_rows(Shard(ModelVersion("m"), 0, number), KINDS, ((1,),), {})
     assert speeds.groups(Shard(ModelVersion("m"), 0, 0)) == ()
     assert speeds.groups(Shard(ModelVersion("m"), 0, 1)) == ((1,),)
 

