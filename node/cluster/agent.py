@@ -245,8 +245,12 @@ class Agent:
             self.membership.heard(self._report(), present)  # the election wants one of this node
         self._handle_changes(self.membership.tick(present))
         self._elect(present)
+        self.renew()
+
+    def renew(self) -> None:
+        """Have what this node's parts say of it now: a request may have come since the last tick."""
         report = self._report()
-        self.membership.heard(report, present)
+        self.membership.heard(report, now())
         if self.states.renew(report):
             self.news.notify()
 

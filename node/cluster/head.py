@@ -71,7 +71,7 @@ class Head:
     async def run(self) -> None:
         async with self._wanted.group:
             while True:
-                began = now()
+                began, due = now(), self._agent.head_due.count
                 if self._agent.is_head:
                     self._plan()
                 else:
@@ -79,7 +79,8 @@ class Head:
                 self._planned.notify()
                 if (took := now() - began) > SLOW_PLAN_S:
                     await asyncio.sleep(min(PAUSE_SHARE * took, 0.25))  # the loss of a node waits for the next plan
-                await self._agent.head_due.wait(in_step(REPLAN_S))
+                missed = self._agent.head_due.count != due
+                await self._agent.head_due.wait(0 if missed else in_step(REPLAN_S))
 
     async def want(self, model: str) -> None:
         """Have a model loaded; returns when the placement has a ring for it, which may still be loading.
@@ -145,6 +146,7 @@ class Head:
             pass
 
     def _requests(self, model: str) -> int:
+        self._agent.renew()
         rings = {ring.id for ring in self._agent.placement.rings if ring.model == model}
         traffic = [each for node in self._agent.alive() for each in node.traffic if each.ring in rings]
         return sum(each.running + each.queued for each in traffic)
@@ -205,7 +207,7 @@ class Head:
         self._spreads = self._spreading.choose(existing, specs, nodes, at)
         existing = replace(existing, rings=self._with_successors(self._handover.remaining(view), nodes, at))
         with_successor = {model for model, _ in self._successor_at if not ready_rings(view, model)}
-        plan = self._place_with_eviction(nodes, existing, self._wanted.loading(view) | with_successor)
+        plan = self._place_with_eviction(nodes, existing, self._wanted.awaited(view) | with_successor)
         if not plan.refused:
             better = self._place(self._wanted.placeable(), nodes, existing, unmoved=self._handover.warm(at))
             plan = better if self._handover.is_due(better, plan, at) else plan
@@ -243,16 +245,21 @@ class Head:
         term, fence = self._agent.term, self._agent.placement.fence
         return Fence(term, fence.epoch + 1 if fence.term == term else 1)
 
-    def _place_with_eviction(self, nodes: Sequence[NodeReport], current: Placement, loading: set[str]) -> Placement:
-        """Place all wanted models. If they do not fit, idle models make room, oldest first, provided that this suffices."""
+    def _place_with_eviction(self, nodes: Sequence[NodeReport], current: Placement, awaited: set[str]) -> Placement:
+        """Place all wanted models. If they do not fit, idle models make room, first those that were not used for longest, provided
+        that this suffices.
+        """
         placeable, models = self._wanted.placeable(), self._wanted.models
         plan = self._place(placeable, nodes, current)
         if not plan.refused:
             return plan
         newest = max((refusal.model for refusal in plan.refused), key=lambda model: models[model].asked_at)
-        busy = {each.ring for node in nodes for each in node.traffic if each.running or each.queued}
-        fixed = {ring.model for ring in current.rings if ring.id in busy} | {newest} | loading
+        # Not in each plan: beside the older reports of others, a stream that has come here from their ring would count as two.
+        self._agent.renew()
+        busy = {each.ring for node in self._agent.alive() for each in node.traffic if each.running or each.queued}
+        fixed = {ring.model for ring in current.rings if ring.id in busy} | {newest} | awaited
         idle = [model for model in placeable if model not in fixed and not models[model].is_named]
+        idle.sort(key=lambda model: -models[model].wanted_at)
         kept = [model for model in placeable if model not in idle]
         if not idle or newest in {refusal.model for refusal in self._place(kept, nodes, current).refused}:
             return plan

@@ -73,8 +73,8 @@ def _seems_ready(ring: Ring, peers: Mapping[str, PeerView]) -> bool:
 
 
 def _unheard(peer: PeerView | None) -> bool:
-    """Whether a node of a ring that the head keeps is not heard for so long that it is only unreachable from this node."""
-    return peer is not None and peer.state not in PRESENT and peer.last_seen_s >= 5.0
+    """Whether a node of a ring that the head keeps is gone for so long that it is only unreachable from this node."""
+    return peer is not None and peer.state not in PRESENT and peer.gone_s >= 5.0
 
 
 def is_needed(view: ClusterView) -> bool:

@@ -9,7 +9,7 @@ from node.cluster.agent import Agent
 from node.cluster.failed_loads import FailedLoads
 from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
-from node.cluster.wanted_model import OPEN_WAIT_S, WantedModel, refusal_of
+from node.cluster.wanted_model import BEGIN_S, OPEN_WAIT_S, WantedModel, refusal_of
 from node.core.clock import now
 from node.core.errors import Overloaded, PippinError, ShuttingDown, as_pippin_error, error_from
 from node.core.models import ModelSpec, Wish
@@ -206,12 +206,7 @@ class WantedModels:
             self.models[model].served_at = now()
         for model in self.models.keys() - served:
             self.models[model].placed_at = now()
-        for spec in current.specs:  # of earlier heads: no node may have the whole model, and the hub may be unreachable
-            known = self.models.get(spec.id)
-            if known and (known.spec is None or current.head != self._agent.info.id) and not known.wish.named:
-                known.wish = spec.wish
-            if known and known.spec is None:
-                known.spec, known.failure = spec, None
+        self._take_over(current)
         for model, wanted in self.models.items():
             wanted.preload = model in preload
             # A node that joined since may have the model's files.
@@ -225,16 +220,41 @@ class WantedModels:
             if (is_due or not wanted.failure) and (not wanted.spec or lacks_draft):
                 self._describe(model, wanted)
 
+    def _take_over(self, current: Placement) -> None:
+        """Take what users wish from an earlier head's placement, maybe this node's own, which has forgotten it since. Descriptions
+        from any: no node may have the whole model, and the hub may be unreachable.
+        """
+        is_earlier = current.fence.term != self._agent.term
+        for spec in current.specs:
+            if is_earlier and spec.wish.named and spec.id not in self.unloaded:
+                self.models.setdefault(spec.id, WantedModel(used_at=now()))
+            known = self.models.get(spec.id)
+            if known and (known.spec is None or is_earlier) and not known.wish.named:
+                known.wish = spec.wish
+            if known and known.spec is None:
+                known.spec, known.failure = spec, None
+
     def placeable(self) -> list[str]:
         """Models that could be placed: named ones first, then by the time of the last request, latest first."""
         ready = [model for model, wanted in self.models.items() if wanted.spec and not wanted.failure]
         return sorted(ready, key=lambda model: (not self.models[model].is_named, -self.models[model].asked_at))
 
     def loading(self, view: ClusterView) -> set[str]:
-        """Placed models that a request may wait for. They make no room: they would be asked for again, without end."""
+        """Placed models that a request may wait for."""
+        return {model for model in self._fresh(view) if not ready_rings(view, model)}
+
+    def awaited(self, view: ClusterView) -> set[str]:
+        """Those and, for BEGIN_S, ready ones whose first request is yet to come. They make no room: they would be asked for again,
+        without end.
+        """
+        used = {each.ring for peer in view.peers for each in peer.report.traffic if each.requests}
+        begun = {ring.model for ring in view.placement.rings if ring.id in used}
+        new = {model for model in self._fresh(view) - begun if now() - self.models[model].wanted_at < BEGIN_S}
+        return self.loading(view) | new
+
+    def _fresh(self, view: ClusterView) -> set[str]:
         placed = {ring.model for ring in view.placement.rings}
-        fresh = {model for model in placed if now() - self.models[model].placed_at < OPEN_WAIT_S}
-        return {model for model in fresh if not ready_rings(view, model)}
+        return {model for model in placed if now() - self.models[model].placed_at < OPEN_WAIT_S}
 
     def refusals(self) -> tuple[Refusal, ...]:
         """Of models that could not be described or loaded."""

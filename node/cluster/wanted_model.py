@@ -17,6 +17,10 @@ OPEN_WAIT_S = 60.0
 """A new request waits this long for its model to load; then the client is told to come back. For as long, a model that loads
 for a request makes no room for another one, and one that cannot be served stays wanted: its nodes may come back.
 """
+BEGIN_S = 10.0
+"""Time from which a model is ready to its first request, for which it makes no room either: its text is made tokens, for which
+the gateway may first have to read the tokenizer.
+"""
 
 
 @dataclass(slots=True)
@@ -63,10 +67,15 @@ class WantedModel:
         """Whether it stays loaded although nobody asks for it."""
         return self.preload or self.wish.named
 
+    @property
+    def wanted_at(self) -> float:
+        """Time at which it was last asked for, or seen to answer requests."""
+        return max(self.asked_at, self.used_at)
+
     def is_idle(self, after_s: float) -> bool:
         """Whether it is to be unloaded, as it had no request for so long, or for as long as a request said."""
         keep_s = after_s if self.wish.keep_s is None else self.wish.keep_s
-        return not self.is_named and now() - max(self.asked_at, self.used_at) >= keep_s
+        return not self.is_named and now() - self.wanted_at >= keep_s
 
 
 def refusal_of(model: str, error: PippinError) -> Refusal:

@@ -36,6 +36,8 @@ class PeerView:
     """Seconds since its last message; 0 for this node itself."""
     reason: str = ""
     """Why it is refused or failed, for users."""
+    gone_s: float = 0.0
+    """Seconds since it was declared failed, left or refused; 0 for a present one."""
 
 
 @dataclass(frozen=True, slots=True)

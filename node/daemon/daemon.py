@@ -10,6 +10,7 @@ from functools import partial
 
 from node.cluster.readiness import is_needed
 from node.core.addresses import join_host_port
+from node.core.clock import GRID_S
 from node.core.health import gpu_failed
 from node.core.logs import RecentLines
 from node.core.models import Alias, Preset
@@ -162,7 +163,7 @@ class Daemon:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):
                 while is_needed(self._agent.view()):
-                    await self._agent.changed.wait()
+                    await self._agent.changed.wait(GRID_S)  # the end of a request here changes nothing else
 
     async def _stop_if_lost(self) -> None:
         """Stop the node if a job of the compute thread never ends, or the device is lost: nothing else ends that."""

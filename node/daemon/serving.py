@@ -83,14 +83,16 @@ class Serving:
         agent, models, rings, names, allowlist = self._agent, self._models, self.rings, self._names, self._allowlist
         catalogue, small_files, grammars = models.catalogue, models.files.of_tokenizer, models.grammars
         router = Router(agent, rings, network.client, self.head.want)
+        opened = OpenModels(agent, names, allowlist, router, small_files, catalogue.layouts, sandboxes, pools)
+        store, specs, files = models.kv.store, models.specs, models.files
         return Gateway(
             ModelIndex(agent, catalogue, names, allowlist, small_files, pools.files, int(time.time())),
-            OpenModels(agent, names, allowlist, router, small_files, catalogue.layouts, sandboxes, pools),
+            opened,
             router,
             grammars,
             models.pictures,
             self.commands,
-            Disk(names, allowlist, models.kv.store, models.specs, models.files, pools, rings.models, agent.touch),
+            Disk(names, allowlist, store, specs, files, pools, rings.models, agent.touch, opened.forget),
             Monitor(agent, rings, router, pools, grammars, sandboxes, network.is_open, network.other_secret),
             Peers(agent, network.client, recent),
         )

@@ -1,7 +1,7 @@
 """Models on this node's disk, fetched and removed for users."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,6 +55,8 @@ class Disk:
     """Returns the models of which this node holds or loads layers."""
     changed: Callable[[], None]
     """Tells the other nodes."""
+    forget: Callable[[str], Awaitable[None]]
+    """Ends the processes that have read a model's files, and may read them again."""
     _turns: FairTurns = field(default_factory=lambda: FairTurns("a model to be fetched", PULLS, _MAX_WAITING))
     _searches: FairTurns = field(
         default_factory=lambda: FairTurns("a search of the hub", _SEARCHES, _MAX_SEARCHES_WAITING)
@@ -139,6 +141,8 @@ class Disk:
         if missing and not kv:
             raise missing
         await self._refresh()
+        if not missing:
+            await self.forget(model)
         return model, freed + kv
 
     async def _refresh(self) -> None:

@@ -94,6 +94,12 @@ class OpenModels:
         self._open[ring.model] = opened = _Opened(ring.version.revision, processes, sampling, pictures)
         return opened
 
+    async def forget(self, model: str) -> None:
+        """Close a model whose files were deleted, as its next process could not read them. Who asks for it next has them fetched."""
+        async with self._opening.setdefault(model, asyncio.Lock()):
+            if opened := self._open.pop(model, None):
+                await opened.processes.close()
+
     async def close(self) -> None:
         """End the processes of the open models."""
         for opened in self._open.values():

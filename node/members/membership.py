@@ -74,7 +74,7 @@ class _Peer:
     seen: float
     """Time at which it was last heard."""
     fail_at: float
-    """Time at which it has failed, unless it is heard before."""
+    """Time at which it has failed, unless it is heard before; of a node that is gone, since when it is."""
     reason: str = ""
     ended: bool = False
     """Whether its process is known to have ended, so that its silence is not due to the network."""
@@ -124,6 +124,7 @@ class Membership:
             return []
         if gone_at is not None and peer.seen < gone_at:
             peer.state, peer.reason, peer.ended = NodeState.FAILED, PROCESS_ENDED, True
+            peer.fail_at = now
             return [Changed(node, peer.state, peer.reason)]
         if peer.state is NodeState.SUSPECT:
             return []
@@ -136,7 +137,8 @@ class Membership:
         peer = self._peers.get(node)
         if not peer or peer.state is NodeState.LEFT or incarnation < peer.report.info.incarnation:
             return []
-        peer.state, peer.reason, peer.seen, peer.ended = NodeState.LEFT, "said goodbye", now, True
+        peer.state, peer.reason, peer.ended = NodeState.LEFT, "said goodbye", True
+        peer.seen = peer.fail_at = now
         return [Changed(node, peer.state, peer.reason)]
 
     def tick(self, now: float) -> list[Change]:
@@ -173,7 +175,7 @@ class Membership:
         """All known nodes, this one first, then by name."""
         own = (PeerView(self._own, NodeState.ALIVE),) if self._own else ()
         peers = sorted(self._peers.values(), key=lambda p: (p.report.info.name, p.report.info.id))
-        return own + tuple(PeerView(p.report, p.state, max(0.0, now - p.seen), p.reason) for p in peers)
+        return own + tuple(_view(peer, now) for peer in peers)
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Last reports of the participating nodes, including this one. Suspects participate: most of them come back."""
@@ -227,6 +229,11 @@ class Membership:
 
 def _suspect_at(peer: _Peer) -> float:
     return peer.seen + SUSPECT_SHARE * (peer.fail_at - peer.seen)
+
+
+def _view(peer: _Peer, now: float) -> PeerView:
+    gone_s = 0.0 if peer.state in PRESENT else max(0.0, now - peer.fail_at)
+    return PeerView(peer.report, peer.state, max(0.0, now - peer.seen), peer.reason, gone_s)
 
 
 def _outdated(info: NodeInfo, peer: _Peer, now: float) -> bool:

@@ -11,11 +11,13 @@ import pytest
 from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.cluster.wanted import MOST_ASKED
+from node.cluster.wanted_model import BEGIN_S
+from node.core.clock import now
 from node.core.errors import ModelBusy, ModelNotFound, ModelUnsupported, NoCapacity, NotReady, Overloaded, ShuttingDown
 from node.core.limits import COUNTER_LIMIT
-from node.core.models import DraftChoice, KvCost, ModelSpec, ModelVersion, Wish
+from node.core.models import DraftChoice, KvCost, ModelSpec, ModelVersion, Shard, Wish
 from node.core.nodes import Memory, NodeInfo
-from node.core.reports import NodeReport, RingTraffic
+from node.core.reports import NodeReport, RingTraffic, StageReport, StageState
 from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.placement.place import place
 
@@ -111,7 +113,14 @@ async def hung_up(head, models):
 
 async def planned(head, agent):
     agent.head_due.notify()
-    await asyncio.wait_for(head._planned.wait(), 10)
+    async with asyncio.timeout(10):
+        await head._planned.wait()
+
+
+def nobody_waits(monkeypatch):
+    """As when the requests for which models were loaded have begun."""
+    for name in ("awaited", "loading"):
+        monkeypatch.setattr(f"node.cluster.wanted.WantedModels.{name}", lambda *_: set())
 
 
 async def test_nothing_is_left_of_unknown_models_whose_clients_hung_up(monkeypatch):
@@ -189,14 +198,15 @@ async def test_what_users_told_a_head_before_the_last_one_is_outdated(monkeypatc
         await planned(head, agent)
         assert not wanted.is_named
         (spec,) = agent.placement.specs
-        later = replace(agent.placement, head="other", specs=(replace(spec, wish=Wish(named=True, stages=2)),))
+        later = replace(agent.placement, fence=Fence(agent.term + 1, 1), head="other")
+        later = replace(later, specs=(replace(spec, wish=Wish(named=True, stages=2)),))
         head._wanted.update(agent.alive(), later)
         assert wanted.wish == Wish(named=True, stages=2)
 
 
 async def test_a_named_model_makes_no_room_for_another(monkeypatch):
     monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
-    monkeypatch.setattr("node.cluster.wanted.WantedModels.loading", lambda *_: set())
+    nobody_waits(monkeypatch)
     async with elected(monkeypatch) as (head, agent, specs):
         await loaded(head, specs, "small/one")
         with pytest.raises(NoCapacity):
@@ -432,9 +442,7 @@ async def test_a_model_that_is_being_loaded_makes_no_room(monkeypatch):
         with pytest.raises(NoCapacity):
             await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/first"]
-        monkeypatch.setattr(
-            "node.cluster.wanted.WantedModels.loading", lambda *_: set()
-        )  # no request waits for it any more
+        nobody_waits(monkeypatch)
         await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/second"]
 
@@ -443,7 +451,7 @@ async def test_the_oldest_models_make_room_and_no_more_of_them_than_needed(monke
     placed = []
     monkeypatch.setattr("node.cluster.head.place", lambda *args, **more: placed.append(args) or place(*args, **more))
     monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
-    monkeypatch.setattr("node.cluster.wanted.WantedModels.loading", lambda *_: set())
+    nobody_waits(monkeypatch)
     async with elected(monkeypatch) as (head, agent, specs):
         specs.go_on.set()
         await head._planned.wait()
@@ -461,7 +469,116 @@ async def test_the_oldest_models_make_room_and_no_more_of_them_than_needed(monke
         assert len(agent.placement.rings) == len(kept) + 1
 
 
+async def test_a_model_that_is_used_makes_no_room_before_one_that_was_loaded_later(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    nobody_waits(monkeypatch)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        tiny = [f"tiny/{n}" for n in range(8)]
+        for model in tiny:
+            await head.want(model)
+        report = agent._local_report
+        ring = next(ring for ring in agent.placement.rings if ring.model == "tiny/0")
+        agent._local_report = lambda: replace(report(), traffic=(RingTraffic(ring.id, requests=1),))
+        agent.touch()
+        await planned(head, agent)
+        await head.want("small/one")
+        kept = sorted(ring.model for ring in agent.placement.rings if ring.model in tiny)
+        assert 1 < len(kept) < len(tiny)
+        assert kept == ["tiny/0", *tiny[1 - len(kept) :]]
+
+
+async def test_a_model_makes_no_room_while_it_answers_a_request_that_no_tick_has_told(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    nobody_waits(monkeypatch)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        await head.want("small/first")
+        report, (ring,) = agent._local_report, agent.placement.rings
+        agent._local_report = lambda: replace(report(), traffic=(RingTraffic(ring.id, running=1),))
+        with pytest.raises(NoCapacity):
+            await head.want("small/second")
+        agent._local_report = report
+        await head.want("small/second")
+        (ring,) = agent.placement.rings
+        assert ring.model == "small/second"
+        agent._local_report = lambda: replace(report(), traffic=(RingTraffic(ring.id, queued=1),))
+        with pytest.raises(ModelBusy):
+            head.unload("small/second")
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_model_that_is_ready_makes_no_room_before_the_request_begins_that_loaded_it(monkeypatch, begins):
+    """Nor for long if that request never comes; then it is idle, too."""
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        await head.want("small/first")
+        report, (ring,) = agent._local_report, agent.placement.rings
+        stage = StageReport(ring.id, Shard(ring.version, 0, 2), StageState.READY)
+        ready = replace(report(), stages=(stage,), traffic=(RingTraffic(ring.id),))
+        agent._local_report = lambda: ready
+        agent.touch()
+        for _ in range(2):
+            with pytest.raises(NoCapacity):
+                await head.want("small/second")
+        if begins:
+            ready = replace(ready, traffic=(RingTraffic(ring.id, requests=1),))
+            agent.touch()
+        else:
+            wanted = head._wanted.models["small/first"]
+            wanted.asked_at = wanted.used_at = now() - BEGIN_S
+            assert head.idle(BEGIN_S) == ["small/first"]
+        await head.want("small/second")
+        assert [ring.model for ring in agent.placement.rings] == ["small/second"]
+
+
+async def test_a_named_model_that_had_no_ring_under_the_last_head_stays_wanted(monkeypatch):
+    """As one that was refused while a node slept."""
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs)
+        (spec,) = agent.placement.specs
+    async with elected(monkeypatch) as (head, agent, _):
+        await head._planned.wait()
+        report = agent._local_report
+        agent._local_report = lambda: replace(report(), preload=("tiny/unloaded",))
+        agent.touch()
+        head._wanted.unloaded.add("tiny/unloaded")
+        unloaded = replace(spec, version=ModelVersion("tiny/unloaded"))
+        asked = replace(spec, version=ModelVersion("tiny/asked"), wish=Wish(keep_s=5))
+        agent.placement = Placement(Fence(agent.term + 7, 1), "other", specs=(spec, unloaded, asked))
+        await planned(head, agent)
+        assert [ring.model for ring in agent.placement.rings] == ["tiny/model"]
+        assert agent.placement.specs == (spec,)
+
+
+async def test_a_head_that_is_back_before_another_one_has_decided_knows_what_users_wish(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs, wish=Wish(named=True, context=300))
+        monkeypatch.setattr("node.members.election.Election.is_head", False)
+        await planned(head, agent)
+        agent._election.term += 1
+        monkeypatch.setattr("node.members.election.Election.is_head", True)
+        await planned(head, agent)
+        assert agent.placement.fence == Fence(agent.term, 1)
+        assert [spec.wish for spec in agent.placement.specs] == [Wish(named=True, context=300)]
+        assert head._wanted.models["tiny/model"].is_named
+
+
+async def test_the_head_rests_when_nothing_is_due(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.REPLAN_S", 3600.0)
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs)
+        await planned(head, agent)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(head._planned.wait(), 0.05)
+
+
 async def test_a_slow_plan_is_followed_by_a_pause(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.REPLAN_S", 3600.0)
     monkeypatch.setattr("node.cluster.head.SLOW_PLAN_S", 0.0)
     monkeypatch.setattr("node.cluster.head.PAUSE_SHARE", 1e9)
     async with elected(monkeypatch) as (head, agent, _):
@@ -469,4 +586,5 @@ async def test_a_slow_plan_is_followed_by_a_pause(monkeypatch):
         agent.head_due.notify()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(head._planned.wait(), 0.05)
-        await asyncio.wait_for(head._planned.wait(), 10)  # the pause ends, however slow the plan was
+        # The pause ends, however slow the plan was, and what became due meanwhile is not forgotten.
+        await asyncio.wait_for(head._planned.wait(), 10)

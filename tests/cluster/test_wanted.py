@@ -42,6 +42,7 @@ async def test_a_hub_that_is_missing_is_told_once_and_asked_ever_less(
         alive=lambda: [NODE],
         placement=Placement(),
         last_joined_at=0.0,
+        term=0,
         head_due=SimpleNamespace(notify=lambda: None),
     )
     specs: Any = SimpleNamespace(find=find)
@@ -80,6 +81,7 @@ async def test_a_model_is_served_without_a_draft_that_cannot_be_used_and_that_is
         alive=lambda: [node],
         placement=Placement(),
         last_joined_at=0.0,
+        term=0,
         head_due=SimpleNamespace(notify=lambda: None),
     )
     wanted = WantedModels(agent, SimpleNamespace(find=find, with_draft=with_draft))  # type: ignore[arg-type]
@@ -115,7 +117,7 @@ class Loads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at = 1000.0
         _set_clock(monkeypatch, lambda: self.at)
-        agent: Any = SimpleNamespace(alive=lambda: [NODE], placement=Placement(), last_joined_at=0.0)
+        agent: Any = SimpleNamespace(alive=lambda: [NODE], placement=Placement(), last_joined_at=0.0, term=0)
         self.wanted = WantedModels(agent, None)  # type: ignore[arg-type]
         self.wanted.models["org/m"] = self.model = WantedModel(spec=SPEC, preload=True)
 

@@ -25,6 +25,7 @@ class Parts:
         self.catalogue = self
         self.fetching: list[str] = []
         """Models that are being fetched, in the order in which their fetches began."""
+        self.forgotten: list[str] = []
 
     async def id_of(self, name: str) -> str:
         return name
@@ -51,6 +52,9 @@ class Parts:
     def refresh(self) -> None:
         pass
 
+    async def forget(self, model: str) -> None:
+        self.forgotten.append(model)
+
 
 class Kv(KvStore):
     """Of the model there are 7 bytes of KV."""
@@ -70,20 +74,21 @@ async def test_kv_goes_also_if_the_files_are_a_users_but_not_if_the_files_may_go
     refusal: PippinError = ModelNotFetched("Another program fetched it.")
     parts: Any = Parts()
     parts.remove = refuse
-    disk = Disk(parts, parts, Kv(), parts, parts, Pools(), tuple, lambda: None)
+    disk = Disk(parts, parts, Kv(), parts, parts, Pools(), tuple, lambda: None, parts.forget)
     with pytest.raises(ModelNotFetched):
         await disk.remove("org/m")
     refusal = ModelNotFound("Its folder is a user's.")
     assert await disk.remove("org/m") == ("org/m", 7)
     with pytest.raises(ModelNotFound):
         await disk.remove("org/m")
+    assert not parts.forgotten
 
 
 async def test_a_model_that_is_being_fetched_or_used_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.gateway.disk.TELL_S", 0.01)
     parts: Any = Parts()
     used: set[str] = set()
-    disk = Disk(parts, parts, Kv(), parts, parts, Pools(), lambda: used, lambda: None)
+    disk = Disk(parts, parts, Kv(), parts, parts, Pools(), lambda: used, lambda: None, parts.forget)
     first, second = disk.pull("org/m", "a"), disk.pull("org/m", "b")
     assert (await anext(first), await anext(second)) == (Pulled("org/m", 50, 100), Pulled("org/m", 50, 100))
     await second.aclose()
@@ -95,15 +100,17 @@ async def test_a_model_that_is_being_fetched_or_used_is_not_deleted(monkeypatch:
     with pytest.raises(ModelBusy, match="in memory"):
         await disk.remove("org/m")
     assert not parts.removed
+    assert not parts.forgotten
     used.clear()
     assert await disk.remove("org/m") == ("org/m", 107)
+    assert parts.forgotten == ["org/m"], "no process goes on with files that are gone"
 
 
 async def test_two_models_are_fetched_at_once_and_each_client_has_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.gateway.disk.TELL_S", 0.01)
     monkeypatch.setattr("node.gateway.disk.TURN_S", 0.05)
     parts: Any = Parts()
-    disk = Disk(parts, parts, Kv(), parts, parts, Pools(), tuple, lambda: None)
+    disk = Disk(parts, parts, Kv(), parts, parts, Pools(), tuple, lambda: None, parts.forget)
     ended: list[str] = []
 
     async def pull(model: str, client: str) -> None:

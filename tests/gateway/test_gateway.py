@@ -95,6 +95,23 @@ async def test_a_model_that_is_served_no_more_or_anew_has_no_process(opened, age
     await until(lambda: processes() == 1)
 
 
+async def test_a_model_whose_files_were_deleted_is_opened_by_those_that_are_fetched_then(opened, processes):
+    asked = []
+
+    async def files(model, peer):
+        asked.append(model.id)
+        return DEMO
+
+    opened.tokenizer_files = files
+    found = await opened._opened(ring("a"))
+    assert await opened._opened(ring("a")) is found
+    await opened.forget("a")
+    await opened.forget("never opened")
+    assert await opened._opened(ring("a")) is not found
+    assert asked == ["a", "a"]
+    await until(lambda: processes() == 1)
+
+
 async def test_a_model_is_opened_with_the_form_of_its_pictures(opened, picture_model):
     assert (await opened._opened(ring("a"))).pictures is None
 

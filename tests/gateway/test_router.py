@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.core.errors import NotReady, PippinError, RingLost, replaced
+from node.core.errors import NotReady, PeerUnavailable, PippinError, RingLost, replaced
 from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import Download, NodeReport, StageReport, StageState
@@ -40,6 +40,32 @@ async def test_a_request_that_lost_its_ring_is_told_why_and_not_that_a_model_loa
     assert str(told.value) == (
         "The ring ended: Nothing came back. No ring of m took over within 0 s. Raise --step-timeout."
     )
+
+
+@pytest.mark.parametrize("gone_s", [0.0, 60.0])
+async def test_a_driver_that_has_just_failed_is_not_taken_for_one_that_only_this_node_does_not_reach(
+    gone_s: float,
+) -> None:
+    """However long its silence was: with a long --fail-after, the head has not replaced it yet."""
+    info = NodeInfo("id-a", 1, "mini-1", "home", "0.1.0", 1, ("10.0.0.1",), 1, 2)
+    old, new = (Ring(name, ModelVersion("m"), (StageSpec(f"id-{name}", 0, 2),), 1, 1) for name in "ba")
+    stage = StageReport("a", Shard(ModelVersion("m"), 0, 2), StageState.READY)
+    here = PeerView(NodeReport(info, Memory(16, 12), stages=(stage,)), NodeState.ALIVE)
+    dead = PeerView(NodeReport(replace(info, id="id-b"), Memory(16, 12)), NodeState.FAILED, 10.0 + gone_s, "", gone_s)
+    placements = [Placement(rings=(old,))]
+
+    async def wait(_: float) -> None:
+        placements.append(Placement(rings=(new,)))
+
+    agent = SimpleNamespace(
+        view=lambda: ClusterView("id-a", 1, "id-a", (here, dead), placements[-1]), changed=SimpleNamespace(wait=wait)
+    )
+    found = Router(agent, *[None] * 3).wait_for_rings("m", 30.0, "a")  # type: ignore[arg-type]
+    if gone_s:
+        with pytest.raises(PeerUnavailable):
+            await found
+    else:
+        assert await found == [new]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,25 @@ def test_silence_makes_suspect_then_failed_then_forgotten(members):
     assert state(members, 301) is None
 
 
+@pytest.mark.parametrize(("how", "at"), [("silent", 10.0), ("left", 5.0), ("ended", 5.0)])
+def test_since_when_a_node_is_gone_is_known(how, at):
+    """Not since when it is silent: with a long --fail-after it was silent for long when it is declared failed."""
+    members = Membership(SELF, fail_after_s=10.0)
+    members.heard(report(SELF), 0.0)
+    members.heard(report(), 0.0)
+    assert [peer.gone_s for peer in members.view(4.0)] == [0.0, 0.0]
+    if how == "silent":
+        on_time(members, 0.0, at)
+    elif how == "left":
+        members.goodbye("peer", at, PEER.incarnation)
+    else:
+        members.unreachable("peer", at, gone_at=at - 1)
+    assert [peer.gone_s for peer in members.view(at)] == [0.0, 0.0]
+    assert [peer.gone_s for peer in members.view(at + 3.0)] == [0.0, 3.0]
+    members.heard(report(incarnation=PEER.incarnation + 1), at + 3.0)
+    assert [peer.gone_s for peer in members.view(at + 4.0)] == [0.0, 0.0]
+
+
 def test_a_suspect_takes_part_and_a_failed_node_does_not(members):
     quiet(members, 0, 1.5)
     assert alive(members) == {"me", "peer"}
