@@ -111,7 +111,7 @@ class Filling:
         little by little: so what did not pay is tried again.
         """
         tokens, family = len(step.tokens[0]) if step.tokens else 1, dict(self.family.costs)
-        if len(step.rows) > 1 or tokens not in family:
+        if len(step.rows) > 1 or tokens not in family or not seconds:
             return
         if self._of != step.rows[0].lane:  # whose steps take longer, or less long, with its own context
             self._costs, self._of = family | dict(self._measured.costs), step.rows[0].lane

@@ -138,8 +138,8 @@ class LoadedShards:
         return lender.version.files == shard.version.files and not self._loaded[lender].is_mtp
 
     async def load(self, shard: Shard, ends: bool, progress: Progress) -> bool:
-        """Fetch and load a shard, and measure its speed if nothing of the model was measured yet. If the device fails, maybe at the work of a ring, it is loaded once
-        more. Returns False if it was loaded before. `ends`: see Fetch.
+        """Fetch and load a shard, and measure its speed if nothing of the model was measured yet. If the device fails, maybe at
+        the work of a ring, it is loaded once more. Returns False if it was loaded before. `ends`: see Fetch.
         """
         if shard in self._loaded:
             return False
@@ -219,7 +219,9 @@ class LoadedShards:
             except (*MLX_ERRORS, PippinError) as error:
                 log.warning("could not try steps of several tokens of %s: %s", shard.model, error)
                 return
-            groups = equal_in_both(groups, found or ()) if proven else found or ()
+            if found is None:
+                return
+            groups = equal_in_both(groups, found) if proven else found
         self.speeds.note_rows(shard, kinds, groups, {})
 
     def _while_loaded(

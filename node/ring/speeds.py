@@ -67,7 +67,7 @@ class Speeds:
         known = self._rows.get(shard)
         before = known.seconds if known else {}
         quickest = {count: min(took, before.get(count, took)) for count, took in seconds.items()}
-        keep(self._rows, shard, _Rows(kinds, known.groups if known else groups, quickest), MOST_SPEEDS)
+        keep(self._rows, shard, _Rows(kinds, self.groups(shard) or groups, quickest), MOST_SPEEDS)
 
     def proven(self, shard: Shard, kinds: frozenset[LayerKind]) -> tuple[Groups, frozenset[LayerKind]]:
         """The groups that are proven by the model's shards with layers of these kinds, and for which of them; none for none."""

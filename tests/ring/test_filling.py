@@ -81,6 +81,13 @@ def test_the_steps_of_several_stages_overlap_so_they_say_nothing() -> None:
     assert size(made, 0.5) == 4
 
 
+def test_a_clock_that_stands_still_says_nothing() -> None:
+    made = filling()
+    note(made, 0.0, times=20)
+    note(made, 0.0, tokens=4, times=20)
+    assert size(made, 0.5) == 4
+
+
 def test_steps_of_other_numbers_of_tokens_say_nothing() -> None:
     made = filling()
     note(made, 0.020, times=20)
