@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -66,6 +66,8 @@ class Head:
         """Cached, as it is called each second with the same arguments, and blocks the event loop up to 50 ms for 7 nodes."""
         self._successor_at: dict[RingPlace, float] = {}
         """Time of the last successor of a ring, by its model and stages."""
+        self._beginning: Mapping[str, float] = {}
+        """See WantedModels.beginning; as of the last plan."""
         self._planned = Signal()
 
     async def run(self) -> None:
@@ -97,10 +99,13 @@ class Head:
         self._agent.head_due.notify()
         await self._planned.wait()
         while refusal := next((each for each in self._agent.placement.refused if each.model == model), None):
-            left = self._agent.last_joined_at + MEET_S - now()  # more nodes may be about to join
+            # More nodes may be about to join, and models to make room, if nobody comes for whom they were loaded.
+            left = max([self._agent.last_joined_at + MEET_S, *self._beginning.values()]) - now()
             if left <= 0:
                 raise error_from(refusal.code, refusal.message, hint=refusal.hint)
             await self._agent.adopted.wait(left)
+            self._agent.head_due.notify()
+            await self._planned.wait()
 
     async def load(self, model: str, wish: Wish) -> None:
         """Have a model loaded for good, as a user wishes; returns and raises as `want` does. A failed wish is forgotten."""
@@ -111,6 +116,7 @@ class Head:
             await self.want(model)
         except PippinError:
             self._wanted.withdraw(model, before)
+            self._agent.head_due.notify()  # the placement has told it to the next head
             raise
 
     def unload(self, model: str) -> None:
@@ -198,6 +204,7 @@ class Head:
         existing = replace(current, rings=rings, specs=(*current.specs, *reconciliation.specs.values()))
         view = replace(view, placement=existing)
         self._wanted.update(nodes, existing)
+        self._wanted.note_loading(view)
         for model in self._handover.note_use(view, at) | self._wanted.loading(view):  # those who wait will use it
             self._wanted.models[model].used_at = at
         self._wanted.loads.note(nodes, view)
@@ -207,7 +214,9 @@ class Head:
         self._spreads = self._spreading.choose(existing, specs, nodes, at)
         existing = replace(existing, rings=self._with_successors(self._handover.remaining(view), nodes, at))
         with_successor = {model for model, _ in self._successor_at if not ready_rings(view, model)}
-        plan = self._place_with_eviction(nodes, existing, self._wanted.awaited(view) | with_successor)
+        self._beginning = self._wanted.beginning(view)
+        awaited = self._wanted.loading(view) | self._beginning.keys() | with_successor
+        plan = self._place_with_eviction(nodes, existing, awaited)
         if not plan.refused:
             better = self._place(self._wanted.placeable(), nodes, existing, unmoved=self._handover.warm(at))
             plan = better if self._handover.is_due(better, plan, at) else plan
@@ -247,7 +256,7 @@ class Head:
 
     def _place_with_eviction(self, nodes: Sequence[NodeReport], current: Placement, awaited: set[str]) -> Placement:
         """Place all wanted models. If they do not fit, idle models make room, first those that were not used for longest, provided
-        that this suffices.
+        that this suffices. Not those that are `awaited`: they would be asked for again, without end.
         """
         placeable, models = self._wanted.placeable(), self._wanted.models
         plan = self._place(placeable, nodes, current)

@@ -239,22 +239,24 @@ class WantedModels:
         ready = [model for model, wanted in self.models.items() if wanted.spec and not wanted.failure]
         return sorted(ready, key=lambda model: (not self.models[model].is_named, -self.models[model].asked_at))
 
+    def note_loading(self, view: ClusterView) -> None:
+        for model in {ring.model for ring in view.placement.rings if not ready_rings(view, ring.model)}:
+            self.models[model].loading_at = now()
+
     def loading(self, view: ClusterView) -> set[str]:
         """Placed models that a request may wait for."""
-        return {model for model in self._fresh(view) if not ready_rings(view, model)}
+        placed = {ring.model for ring in view.placement.rings}
+        fresh = {model for model in placed if now() - self.models[model].placed_at < OPEN_WAIT_S}
+        return {model for model in fresh if not ready_rings(view, model)}
 
-    def awaited(self, view: ClusterView) -> set[str]:
-        """Those and, for BEGIN_S, ready ones whose first request is yet to come. They make no room: they would be asked for again,
-        without end.
-        """
+    def beginning(self, view: ClusterView) -> dict[str, float]:
+        """Models that have loaded and of which the first request is yet to come, each with the time until which it is waited for."""
         used = {each.ring for peer in view.peers for each in peer.report.traffic if each.requests}
         begun = {ring.model for ring in view.placement.rings if ring.id in used}
-        new = {model for model in self._fresh(view) - begun if now() - self.models[model].wanted_at < BEGIN_S}
-        return self.loading(view) | new
-
-    def _fresh(self, view: ClusterView) -> set[str]:
-        placed = {ring.model for ring in view.placement.rings}
-        return {model for model in placed if now() - self.models[model].placed_at < OPEN_WAIT_S}
+        ready = {ring.model for ring in view.placement.rings if ready_rings(view, ring.model)}
+        new = {model: self.models[model] for model in ready - begun if model in self.models}
+        until = {model: max(wanted.asked_at, wanted.loading_at) + BEGIN_S for model, wanted in new.items()}
+        return {model: end for model, end in until.items() if now() < end}
 
     def refusals(self) -> tuple[Refusal, ...]:
         """Of models that could not be described or loaded."""

@@ -46,6 +46,8 @@ class WantedModel:
     """Time at which it last had a ring."""
     placed_at: float = 0.0
     """Time at which it got its ring; refreshed while it has none."""
+    loading_at: float = 0.0
+    """Time at which it was last seen to load."""
     used_at: float = 0.0
     """Time at which it was last seen to answer requests."""
     preload: bool = False

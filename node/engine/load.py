@@ -80,10 +80,10 @@ def load_stage(
     free_others(model, own)
     # An MTP layer is a model of its own, with names that are those of other weights in the whole one.
     weights = {} if is_mtp else _take(model, own, loaded)
-    others = () if is_mtp else loaded
+    others = [] if is_mtp else [stage for stage in loaded if stage.plan.kv_bits == kv_bits]
     warm = frozenset(kind for other in others for kind in other.kinds)
     ran = frozenset(layer for other in others for layer in range(other.start, other.end))
-    loaded = others = ()  # they may be unloaded meanwhile
+    del loaded, others  # they may be unloaded meanwhile
     unread = {name: weight for name, weight in own.items() if name not in weights}
     if lacking := _made_of(list(scalars.values()), unread):
         raise ModelBroken(

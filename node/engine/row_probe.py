@@ -6,14 +6,14 @@ the compute thread.
 """
 
 import hashlib
-from collections.abc import Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, product
 from typing import Protocol
 
 import mlx.core as mx
 
 from node.core.frames import Open
-from node.core.row_family import Groups, LayerKind, equal_in_both
+from node.core.row_family import Groups, equal_in_both
 from node.engine import caches
 from node.engine.device import is_gpu
 from node.engine.dry_run import LENGTH
@@ -38,9 +38,7 @@ _WARM_UP = 8
 _LANE = -1
 
 
-def equal_rows(
-    stage: Stage, layer_s: float, head_s: float, proven: Container[LayerKind] = ()
-) -> Generator[float, None, Groups]:
+def equal_rows(stage: Stage, layer_s: float, head_s: float) -> Generator[float, None, Groups]:
     """The counts from 1 to MOST, in groups: steps of all counts of a group give each token the same result and leave the same
     KV, whatever its place in the step and whatever comes after it. Counts of which not even that is true are in no group.
 
@@ -48,34 +46,32 @@ def equal_rows(
     of one layer suffices, and a hundred equal layers take no longer than two. That takes _TRIAL steps of each of them, with
     each of the model's contexts and in the caches of a single session and of several. What was not tried is not proven: a device
     that would need more than about _MOST_S has ((1,),), as have layers with more KV than _MOST_KV, and a model whose caches can't
-    be trimmed. `layer_s`, `head_s`: the seconds of such a step of one token. `proven`: kinds that are not tried again.
+    be trimmed. `layer_s`, `head_s`: the seconds of such a step of one token.
     """
-    plan, kinds = stage.plan, [kind for kind in stage.kinds if kind not in proven]
-    places = [stage.kinds[kind] for kind in kinds if kind != HEAD]
+    plan = stage.plan
+    places = [place for kind, place in stage.kinds.items() if kind != HEAD]
     # A CPU's kernels for attention do not depend on the context otherwise.
     tried = CONTEXTS if is_gpu() else CONTEXTS[:2]
     contexts = [context for context in tried if context + MOST <= plan.max_context]
     if not plan.trimmable or not contexts:
         return ((1,),)
-    seconds = _TRIAL * (head_s * (HEAD in kinds) + 2 * len(contexts) * len(places) * layer_s)
-    kv_bytes = (sum(cost.bytes_for(contexts[-1]) for cost in plan.kv[start:end]) for start, end in places)
-    if seconds > _MOST_S or max(kv_bytes, default=0) > _MOST_KV:
+    seconds = _TRIAL * (head_s + 2 * len(contexts) * len(places) * layer_s)
+    kv_bytes = max(sum(cost.bytes_for(contexts[-1]) for cost in plan.kv[start:end]) for start, end in places)
+    if seconds > _MOST_S or kv_bytes > _MOST_KV:
         return ((1,),)
     groups: Groups = (tuple(range(1, MOST + 1)),)
     try:
-        for part in _parts(stage, places, contexts, has_head=HEAD in kinds):
+        for part in _parts(stage, places, contexts):
             groups = equal_in_both(groups, (yield from _try(chain.from_iterable(groups), part)))
     finally:
         mx.clear_cache()
     return groups
 
 
-def _parts(
-    stage: Stage, places: Sequence[tuple[int, int]], contexts: Sequence[int], *, has_head: bool
-) -> "Iterator[_Part]":
+def _parts(stage: Stage, places: Sequence[tuple[int, int]], contexts: Sequence[int]) -> "Iterator[_Part]":
     plan = stage.plan
     dtype = common_dtype(weight for _, weight in weights_in(stage.model))
-    if has_head:
+    if stage.start == 0:
         yield _Head(stage, dtype)
     for context, (start, end) in product(contexts, places):
         for batched in (False, True) if plan.batchable else (False,):

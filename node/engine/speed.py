@@ -1,14 +1,14 @@
 """Measures how quickly this device computes a stage. Runs in the compute thread."""
 
 import time
-from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import mlx.core as mx
 
 from node.core.frames import Open
-from node.core.row_family import Groups, LayerKind
+from node.core.row_family import Groups
 from node.engine.device import probe_tokens
 from node.engine.ghosts import find_layers
 from node.engine.graph import common_dtype, weights_in
@@ -65,13 +65,6 @@ def measure(stage: Stage, groups: Groups = ()) -> Generator[float, None, Measure
     return Measured(size / layers_s, chunk / prompt_s, head_s, groups, seconds)
 
 
-def prove_rows(stage: Stage, bytes_per_s: float, proven: Container[LayerKind]) -> Generator[float, None, Groups]:
-    """`equal_rows`, where other layers of the model were measured, which tells how long these take."""
-    seconds = {weight: weight.nbytes / bytes_per_s for weight in stage.weights.values()}
-    layers_s = sum(took for weight, took in seconds.items() if weight.layer is not None)
-    return equal_rows(stage, layers_s / (stage.end - stage.start), sum(seconds.values()) - layers_s, proven)
-
-
 def _head(stage: Stage, count: int, dtype: mx.Dtype) -> Callable[[], list[mx.array]]:
     """The driver's end of a step of so many tokens."""
     _, hidden = _random(stage, stage.plan.layers, count, dtype)
@@ -85,7 +78,6 @@ def _step_seconds(stage: Stage, counts: Sequence[int], dtype: mx.Dtype) -> Gener
     Where one stage is the whole ring, a step of one token begins before the one before it is read, and then takes only what the
     slower of device and graph takes: that is what a step of several costs the ring.
     """
-    begins_ahead = stage.plan.steps_back and (stage.start, stage.end) == (0, stage.plan.layers)
     inputs = {count: _random(stage, stage.start, count, dtype) for count in {1, *counts}} if counts else {}
     heads = {count: _head(stage, count, dtype) for count in inputs if stage.start == 0}
     seconds: dict[int, float] = {}
@@ -100,7 +92,7 @@ def _step_seconds(stage: Stage, counts: Sequence[int], dtype: mx.Dtype) -> Gener
         if spent > (_ENOUGH_S if turn >= least * len(inputs) else _LONG_S):
             break
         mx.synchronize()
-        before = begin_step(count) if count == 1 and begins_ahead else []
+        before = begin_step(count) if count == 1 and stage.begins_ahead else []
         begin = time.perf_counter()
         step = begin_step(count)
         mx.eval(before or step)

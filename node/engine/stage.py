@@ -87,6 +87,11 @@ class Stage:
         self.leftover = LeftoverKv()
         self.lanes = Lanes(model, (*self._own, *self._shadows), plan, f"layers {start}-{end - 1}")
 
+    @property
+    def begins_ahead(self) -> bool:
+        """Whether it is a whole ring, and a step can begin before the token of the one before it is read."""
+        return self.plan.steps_back and (self.start, self.end) == (0, self.plan.layers)
+
     @cached_property
     def kinds(self) -> Mapping[LayerKind, tuple[int, int]]:
         """The first layers [start, end) of each kind."""

@@ -21,19 +21,20 @@ def family_of_ring(stages: Sequence[Sequence[RowFamily]], kept: RowFamily | None
 
     Of the families that all stages have in common it is that of frames of one token, if a larger frame is not too dear; else
     that of frames of two, if they cost little more; else that of one token alone. With the one that a ring has `kept` to, its
-    counts at what they cost by later measurements.
+    counts at what they cost by later measurements; if that was one token alone, maybe as a stage had yet to try others, the first of
+    these families, which has the same bits.
     """
     known = [[dict(family.costs) for family in families] or [{1: 1.0}] for families in stages]
     common = reduce(_common, known) if known else []
-    if kept:
-        before = dict(kept.costs)
+    before = dict(kept.costs) if kept else {}
+    if kept and before.keys() != {1}:
         costs = next((family for family in common if family.keys() >= before.keys()), before)
         return _family({count: costs[count] for count in before})
     with_one = next((family for family in common if 1 in family), {})
     if len(with_one) > 1 and sorted(with_one.items())[1][1] < DEAR:
         return _family(with_one)
     from_two = next((family for family in common if 2 in family and 1 not in family), {})
-    return _family(from_two) if from_two and from_two[2] <= CHEAP else RowFamily()
+    return _family(from_two) if not kept and from_two and from_two[2] <= CHEAP else RowFamily()
 
 
 def most_at(position: int, family: RowFamily) -> int:

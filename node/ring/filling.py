@@ -114,14 +114,15 @@ class Filling:
         if len(step.rows) > 1 or tokens not in family or not seconds:
             return
         if self._of != step.rows[0].lane:  # whose steps take longer, or less long, with its own context
-            self._costs, self._of = family | dict(self._measured.costs), step.rows[0].lane
+            self._costs, self._of = dict(self._measured.costs), step.rows[0].lane
             self._step_s.clear()
         self._token_s.note(seconds / dict(self._measured.costs)[tokens])
         (noted := self._step_s[tokens]).note(seconds)
         for count, cost in family.items():
             if count != tokens:
                 self._step_s[count].approach(noted.value * cost / family[tokens])
-                self._costs[count] += FADING * (cost - self._costs[count])
+                before = self._costs.get(count, cost)
+                self._costs[count] = before + FADING * (cost - before)
 
     @property
     def _measured(self) -> RowFamily:

@@ -220,13 +220,15 @@ class Rings:
                     if followed and not await self._agent.adopted.wait(look_s):
                         await self._unload(followed, _needed(self._parts.values()))
                         continue
-                followed, draining = self._agent.placement, self._agent.draining
-                await self._follow(followed, draining=draining)
+                before, followed, draining = followed, self._agent.placement, self._agent.draining
+                await self._follow(followed, before, draining=draining)
 
-    async def _follow(self, placement: Placement, *, draining: bool) -> None:
+    async def _follow(self, placement: Placement, before: Placement | None, *, draining: bool) -> None:
         """Leave the rings that are not in the placement, unload idle weights that are released, or whose memory is
-        needed, and load this node's stages of the new rings.
+        needed, and load this node's stages of the new rings: at once where streams of a ring that was there `before` may wait.
         """
+        rings = {ring.id for ring in placement.rings}
+        lost = {ring.model for ring in before.rings if ring.id not in rings} if before else set[str]()
         stages = [(ring, stage) for ring in placement.rings for stage in ring.stages if stage.node == self._me]
         wanted: dict[str, RingPart] = {}
         for ring, stage in stages:
@@ -253,10 +255,11 @@ class Rings:
         self._parts = wanted
         for part in wanted.values():
             if part.report.loads:
-                self._begin_load(part.shard, ends=part.shard.start == 0 or part.ring.shared_ends)
+                at_once = part.ring.model in lost
+                self._begin_load(part.shard, ends=part.shard.start == 0 or part.ring.shared_ends, at_once=at_once)
                 if part.draft:
                     self._guessed_for[part.ring.model] = part.draft.model
-                    self._begin_load(part.draft, ends=part.draft.start == 0)
+                    self._begin_load(part.draft, ends=part.draft.start == 0, at_once=at_once)
         self._agent.touch()
 
     async def _unload(
@@ -297,11 +300,12 @@ class Rings:
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
-    def _begin_load(self, shard: Shard, *, ends: bool) -> None:
+    def _begin_load(self, shard: Shard, *, ends: bool, at_once: bool) -> None:
         if shard not in self._loading:
-            self._loading[shard] = self._group.create_task(self._load(shard, ends), name=f"load {shard}")
+            load = self._load(shard, ends, at_once=at_once)
+            self._loading[shard] = self._group.create_task(load, name=f"load {shard}")
 
-    async def _load(self, shard: Shard, ends: bool) -> None:
+    async def _load(self, shard: Shard, ends: bool, *, at_once: bool) -> None:
         """Load layers, once for all rings that wait for them, and begin this node's part in those that now have all.
 
         A task's root: any error is reported as a failed load.
@@ -309,7 +313,7 @@ class Rings:
         try:
             if not self._shards.get(shard) and (lost := stranded()):
                 log.warning("%s", Code.WIRED_MEMORY.issue(node=self._agent.info.name, bytes=format_bytes(lost)).text)
-            if await self._shards.load(shard, ends, partial(self._progress, shard)):
+            if await self._shards.load(shard, ends, partial(self._progress, shard), at_once=at_once):
                 self._told.pop(shard.model, None)
                 loaded = self._shards.get(shard)
                 if shard not in self._measuring and not (loaded and loaded.is_mtp):

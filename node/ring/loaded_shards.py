@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from node.core.clock import now
 from node.core.errors import DeviceFailed, PippinError
@@ -17,18 +17,16 @@ from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import HeldModel, Shard
 from node.core.reports import Download, Speed, StageState
 from node.core.rings import Ring, StageSpec
-from node.core.row_family import equal_in_both
 from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.device import release_memory
 from node.engine.load import load_stage
-from node.engine.speed import measure, prove_rows
+from node.engine.speed import Measured, measure
 from node.engine.stage import Stage, Weight
 from node.model.weights import Weights
 from node.ring.speeds import Speeds
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 IDLE_S = 300.0
 """How long layers stay that no ring uses: a node that was away for a while finds them again."""
@@ -137,19 +135,19 @@ class LoadedShards:
     def _may_lend(self, lender: Shard, shard: Shard) -> bool:
         return lender.version.files == shard.version.files and not self._loaded[lender].is_mtp
 
-    async def load(self, shard: Shard, ends: bool, progress: Progress) -> bool:
-        """Fetch and load a shard, and measure its speed if nothing of the model was measured yet. If the device fails, maybe at
-        the work of a ring, it is loaded once more. Returns False if it was loaded before. `ends`: see Fetch.
+    async def load(self, shard: Shard, ends: bool, progress: Progress, *, at_once: bool = False) -> bool:
+        """Fetch and load a shard, and measure its speed, unless the model's is known or it is needed `at_once`. If the device fails,
+        maybe at the work of a ring, it is loaded once more. Returns False if it was loaded before. `ends`: see Fetch.
         """
         if shard in self._loaded:
             return False
         try:
-            await self._load(shard, ends, progress)
+            await self._load(shard, ends, progress, at_once=at_once)
         except DeviceFailed:
-            await self._load(shard, ends, progress)
+            await self._load(shard, ends, progress, at_once=at_once)
         return True
 
-    async def _load(self, shard: Shard, ends: bool, progress: Progress) -> None:
+    async def _load(self, shard: Shard, ends: bool, progress: Progress, *, at_once: bool) -> None:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         directory, weights = await self._fetch(
             shard, ends, lambda download: progress(StageState.FETCHING, download.share, download)
@@ -172,10 +170,9 @@ class LoadedShards:
             shared = sum(weight.nbytes for weight in taken.intersection(stage.weights.values()))
             size += f", of which {format_bytes(shared)} were in memory" if shared else ""
             self._loaded[shard] = LoadedShard(stage, directory)
-            if not (self._loaded[shard].is_mtp or self.speeds.groups(shard)):
-                if known := self.speeds.best(shard):
-                    await self._prove_rows(shard, known.bytes_per_s)
-                else:
+            if not self._loaded[shard].is_mtp:
+                self.speeds.derive_rows(shard, frozenset(stage.kinds), ahead=stage.begins_ahead)
+                if self.speeds.is_stale(shard, now()) and not at_once:
                     await self.measure(shard, level=logging.INFO)
             log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
 
@@ -188,8 +185,7 @@ class LoadedShards:
         if not (loaded := self._loaded.get(shard)):
             return True
         try:
-            pieces = measure(loaded.stage, self.speeds.groups(shard))
-            found = await self._compute.run_pieces(self._while_loaded(pieces, shard, loaded, is_held_up))
+            found = await self._compute.run_pieces(self._measuring(shard, loaded, is_held_up))
         except (*MLX_ERRORS, PippinError) as error:  # the layers may be of use all the same
             log.warning("could not measure the speed of %s: %s", shard.model, error)
             return True
@@ -198,46 +194,25 @@ class LoadedShards:
             said = "layers %d-%d of %s compute %.0f tokens/s of a prompt, and read %s/s of weights"
             log.log(level, said, shard.start, shard.end - 1, shard.model, tokens, rate)
             self.speeds.note(Speed(shard, found.bytes_per_s, found.tokens_per_s, found.head_s), now())
-            self.speeds.note_rows(shard, frozenset(loaded.stage.kinds), found.groups, found.seconds)
+            kinds, ahead = frozenset(loaded.stage.kinds), loaded.stage.begins_ahead
+            self.speeds.note_rows(shard, kinds, found.groups, found.seconds, ahead=ahead)
             for family in self.speeds.families(shard):
                 costs = ", ".join(f"{cost:.2f} for {count}" for count, cost in family.costs)
                 said = "%s: equal bits with these tokens of a session in a step, at the cost of %s"
                 log.debug(said, shard.model, costs)
         return found is not None or self._loaded.get(shard) is not loaded
 
-    async def _prove_rows(self, shard: Shard, bytes_per_s: float) -> None:
-        """Find out which numbers of tokens have equal bits in layers whose model was measured: only for kinds of layers that are new
-        here, as the streams of a ring that was lost may wait for these.
-        """
-        loaded = self._loaded[shard]
-        kinds = frozenset(loaded.stage.kinds)
-        groups, proven = self.speeds.proven(shard, kinds)
-        if proven != kinds:
-            pieces = prove_rows(loaded.stage, bytes_per_s, proven)
-            try:
-                found = await self._compute.run_pieces(self._while_loaded(pieces, shard, loaded))
-            except (*MLX_ERRORS, PippinError) as error:
-                log.warning("could not try steps of several tokens of %s: %s", shard.model, error)
-                return
-            if found is None:
-                return
-            groups = equal_in_both(groups, found) if proven else found
-        self.speeds.note_rows(shard, kinds, groups, {})
-
-    def _while_loaded(
-        self,
-        pieces: Generator[float, None, T],
-        shard: Shard,
-        loaded: LoadedShard,
-        is_held_up: Callable[[], bool] = lambda: False,
-    ) -> Generator[float, None, T | None]:
+    def _measuring(
+        self, shard: Shard, loaded: LoadedShard, is_held_up: Callable[[], bool]
+    ) -> Generator[float, None, Measured | None]:
         """Ends without a result when the shard is unloaded, as its weights may be freed between two pieces, or when it is held up."""
+        pieces = measure(loaded.stage, self.speeds.groups(shard))
         while self._loaded.get(shard) is loaded and not is_held_up():
             try:
                 yield next(pieces)
             except StopIteration as end:
-                result: T = end.value
-                return result
+                measured: Measured = end.value
+                return measured
         pieces.close()
         return None
 

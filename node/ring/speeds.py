@@ -15,6 +15,8 @@ MOST_SPEEDS = 64
 """Maximum models whose speed is remembered, and shards of which it is known which numbers of tokens have equal bits."""
 REMEASURE_S = 3600.0
 """Minimum time between two measurements of a model whose speed is known: one lasts some tenths of a second, in which a ring may wait."""
+UNTRIED: Groups = ((1,),)
+"""Of layers of which others could not be tried, as that would take long."""
 AGREE = 1.25
 """Two measurements agree if neither is more than so many times the other: quiet machines vary by less, busy ones by more."""
 
@@ -32,6 +34,7 @@ class _Rows:
     """Of the shard's layers."""
     groups: Groups
     seconds: Mapping[int, float]
+    ahead: bool
 
 
 class Speeds:
@@ -59,21 +62,36 @@ class Speeds:
         keep(self._known, shard.version.files, _Known(now, best, agreed), MOST_SPEEDS)
 
     def note_rows(
-        self, shard: Shard, kinds: frozenset[LayerKind], groups: Groups, seconds: Mapping[int, float]
+        self,
+        shard: Shard,
+        kinds: frozenset[LayerKind],
+        groups: Groups,
+        seconds: Mapping[int, float],
+        *,
+        ahead: bool = False,
     ) -> None:
-        """Numbers of tokens of one session in a step, in groups of equal bits, and the seconds of such steps, if they were measured.
-        As with speeds, the quickest step is the truest; bits don't change.
+        """Numbers of tokens of one session in a step, in groups of equal bits, and the seconds of such steps; `ahead`, if those of one
+        token were begun ahead. As with speeds, the quickest step is the truest; bits don't change.
         """
         known = self._rows.get(shard)
         before = known.seconds if known else {}
         quickest = {count: min(took, before.get(count, took)) for count, took in seconds.items()}
-        keep(self._rows, shard, _Rows(kinds, self.groups(shard) or groups, quickest), MOST_SPEEDS)
+        keep(self._rows, shard, _Rows(kinds, self.groups(shard) or groups, quickest, ahead), MOST_SPEEDS)
 
-    def proven(self, shard: Shard, kinds: frozenset[LayerKind]) -> tuple[Groups, frozenset[LayerKind]]:
-        """The groups that are proven by the model's shards with layers of these kinds, and for which of them; none for none."""
-        alike = [rows for other, rows in self._rows.items() if other.version == shard.version and rows.kinds & kinds]
-        groups = reduce(equal_in_both, (rows.groups for rows in alike)) if alike else ()
-        return groups, kinds & frozenset[LayerKind]().union(*(rows.kinds for rows in alike))
+    def derive_rows(self, shard: Shard, kinds: frozenset[LayerKind], *, ahead: bool = False) -> None:
+        """What is proven of all kinds of a shard's layers, by other shards of the model, is proven of them. Their steps are nearly in
+        the proportion of others that were timed the same way.
+        """
+        others = [rows for other, rows in self._rows.items() if other.version == shard.version and rows.kinds & kinds]
+        alike = [rows for rows in others if rows.groups != UNTRIED]
+        seconds = next((rows.seconds for rows in alike if rows.seconds and rows.ahead == ahead), {})
+        if (
+            shard not in self._rows
+            and seconds
+            and kinds <= frozenset[LayerKind]().union(*(rows.kinds for rows in alike))
+        ):
+            groups = reduce(equal_in_both, (rows.groups for rows in alike))
+            keep(self._rows, shard, _Rows(kinds, groups, dict(seconds), ahead), MOST_SPEEDS)
 
     def groups(self, shard: Shard) -> Groups:
         """The groups of equal bits; empty if they are not known."""
@@ -82,20 +100,19 @@ class Speeds:
 
     def families(self, shard: Shard) -> tuple[RowFamily, ...]:
         """What the other nodes are told of a shard: the groups, and what their steps cost."""
-        if not (known := self._rows.get(shard)):
+        known = self._rows.get(shard)
+        if not known or not known.seconds:
             return ()
-        # Those of other layers are nearly in the same proportion.
-        others = (rows.seconds for other, rows in self._rows.items() if other.version == shard.version and rows.seconds)
-        if not (seconds := known.seconds or next(others, {})):
-            return ()
-        cost = {count: max(1.0, took / seconds[1]) for count, took in seconds.items()}
+        cost = {count: max(1.0, took / known.seconds[1]) for count, took in known.seconds.items()}
         timed = (tuple(count for count in group if count in cost) for group in known.groups)
         return tuple(RowFamily(tuple((count, cost[count]) for count in group)) for group in timed if group)
 
     def is_stale(self, shard: Shard, now: float) -> bool:
-        """Whether the shard should be measured: no two measurements of its model agree, or the last one is long ago."""
+        """Whether the shard should be measured: no two measurements of its model agree, the last one is long ago, or it is not known
+        which numbers of tokens have equal bits.
+        """
         known = self._known.get(shard.version.files)
-        return not known or not known.agreed or now >= known.measured_at + REMEASURE_S
+        return shard not in self._rows or not known or not known.agreed or now >= known.measured_at + REMEASURE_S
 
     def best(self, shard: Shard) -> Speed | None:
         """The best measurement of the shard's model, whether another agrees or not."""

@@ -119,8 +119,8 @@ async def planned(head, agent):
 
 def nobody_waits(monkeypatch):
     """As when the requests for which models were loaded have begun."""
-    for name in ("awaited", "loading"):
-        monkeypatch.setattr(f"node.cluster.wanted.WantedModels.{name}", lambda *_: set())
+    monkeypatch.setattr("node.cluster.wanted.WantedModels.loading", lambda *_: set())
+    monkeypatch.setattr("node.cluster.wanted.WantedModels.beginning", lambda *_: {})
 
 
 async def test_nothing_is_left_of_unknown_models_whose_clients_hung_up(monkeypatch):
@@ -517,23 +517,39 @@ async def test_a_model_that_is_ready_makes_no_room_before_the_request_begins_tha
         specs.go_on.set()
         await head._planned.wait()
         await head.want("small/first")
-        report, (ring,) = agent._local_report, agent.placement.rings
+        report, (ring,), wanted = agent._local_report, agent.placement.rings, head._wanted.models["small/first"]
+        wanted.placed_at = wanted.asked_at = wanted.used_at = now() - 600  # it has loaded for long
+        await planned(head, agent)
         stage = StageReport(ring.id, Shard(ring.version, 0, 2), StageState.READY)
         ready = replace(report(), stages=(stage,), traffic=(RingTraffic(ring.id),))
         agent._local_report = lambda: ready
         agent.touch()
-        for _ in range(2):
-            with pytest.raises(NoCapacity):
-                await head.want("small/second")
+        asked = asyncio.create_task(head.want("small/second"))
+        for _ in range(3):
+            await planned(head, agent)
+        assert not asked.done()
+        assert [ring.model for ring in agent.placement.rings] == ["small/first"]
         if begins:
             ready = replace(ready, traffic=(RingTraffic(ring.id, requests=1),))
             agent.touch()
         else:
-            wanted = head._wanted.models["small/first"]
-            wanted.asked_at = wanted.used_at = now() - BEGIN_S
-            assert head.idle(BEGIN_S) == ["small/first"]
-        await head.want("small/second")
+            wanted.loading_at = now() - BEGIN_S
+        await planned(head, agent)
+        await asked
         assert [ring.model for ring in agent.placement.rings] == ["small/second"]
+
+
+async def test_a_wish_that_failed_does_not_stay_in_the_placement(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    monkeypatch.setattr("node.cluster.head.REPLAN_S", 3600)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        with pytest.raises(NoCapacity):
+            await head.load("huge/model", Wish(named=True))
+        async with asyncio.timeout(10):
+            await head._planned.wait()
+        assert not any(spec.wish.named for spec in agent.placement.specs)
 
 
 async def test_a_named_model_that_had_no_ring_under_the_last_head_stays_wanted(monkeypatch):

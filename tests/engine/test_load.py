@@ -161,6 +161,20 @@ def test_what_another_stage_has_run_is_warm(lent, head, tmp_path, monkeypatch):
     assert bool(samplings) == head
 
 
+def test_layers_are_not_warm_as_others_with_another_kv_have_run(tmp_path, monkeypatch):
+    config = CONFIGURATIONS["llama"] | {"hidden_size": 128, "head_dim": 32, "intermediate_size": 256}
+    directory = write_model(tmp_path, config)
+    other, stepped, steps = load(directory, 0, 2), Stage.run, []
+
+    def run(stage, lane, tokens, *rest):
+        steps.append(stage.start)
+        return stepped(stage, lane, tokens, *rest)
+
+    monkeypatch.setattr(Stage, "run", run)
+    at_a_stretch(pieces(directory, 0, 2, 8, loaded=[other]))
+    assert set(steps) == {0, 1}
+
+
 def test_a_config_that_only_the_first_step_refuses_is_a_broken_model(tmp_path, monkeypatch):
     """A GPU tells a damaged group size only when it computes."""
 

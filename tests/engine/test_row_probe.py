@@ -89,15 +89,11 @@ def test_each_kind_of_layer_is_tried(tmp_path):
     assert probe(stage) == ((1,), (2, 3, 4, 5))
 
 
-def test_kinds_that_are_proven_are_not_tried_again(tmp_path):
+def test_layers_of_other_shapes_are_of_another_kind(tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"], bits=4, others={"model.layers.2.mlp.down_proj": 8})
-    stage = load(directory, 0, 4)
-    assert set(load(directory, 1, 2).kinds) < set(load(directory, 1, 3).kinds) < set(stage.kinds)
-    layer = find_layers(stage.model)[2]
-    layer.mlp.down_proj = Odd(layer.mlp.down_proj, group_of(((1,), (2, 3, 4, 5))))
-    assert at_a_stretch(equal_rows(stage, 1e-6, 0.0, set(load(directory, 0, 2).kinds))) == ((1,), (2, 3, 4, 5))
-    assert at_a_stretch(equal_rows(stage, 1e-6, 0.0, set(load(directory, 1, 3).kinds))) == ALL
-    assert at_a_stretch(equal_rows(stage, 0.03, 0.1, set(load(directory, 0, 2).kinds))) == ((1,), (2, 3, 4, 5)), "quick"
+    some, more, head = (set(load(directory, *layers).kinds) for layers in ((1, 2), (1, 4), (0, 2)))
+    assert (len(some), len(more), len(head)) == (1, 2, 2)
+    assert some == more & head
 
 
 def test_what_differs_with_a_long_context_or_after_others_have_left_counts(tmp_path):

@@ -116,6 +116,13 @@ def test_the_counts_of_a_ring_stay_and_their_costs_are_those_of_the_last_measure
     assert family_of_ring([[], [now]], disturbed) == disturbed, "a stage of which nothing is heard"
 
 
+def test_a_ring_of_one_token_takes_others_of_the_same_bits_once_they_are_proven():
+    alone = family_of_ring([[], [family(1, 2)]])
+    assert alone == ONE
+    assert family_of_ring([[family(1, 2)], [family(1, 2)]], alone) == family(1, 2)
+    assert family_of_ring([[ONE, family(2, 3)], [ONE, family(2, 3)]], alone) == ONE, "whose bits are others"
+
+
 @pytest.mark.parametrize(
     ("right", "wait", "most", "guesses"),
     [

@@ -20,7 +20,7 @@ from node.core.models import KvCost, ModelSpec, ModelVersion, Shard
 from node.core.nodes import Caller
 from node.core.reports import Speed, StageReport, StageState
 from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
-from node.core.row_family import Groups, LayerKind, RowFamily
+from node.core.row_family import Groups, RowFamily
 from node.core.signal import Signal
 from node.core.warning_codes import Code
 from node.engine.compute import Compute
@@ -66,6 +66,7 @@ class FakeStage:
         self.model, self.weights = model, weights
         self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         self.leftover = FakeLeftover()
+        self.begins_ahead = False
         self.kinds = {"layer": (0, 1), **({"head": (0, 0)} if "0" in weights else {})}
 
     def sibling(self) -> "FakeStage":
@@ -159,13 +160,10 @@ class World:
         self.released = asyncio.Event()
         monkeypatch.setattr(loaded_shards, "load_stage", self._load)
         monkeypatch.setattr(loaded_shards, "measure", self._measure)
-        monkeypatch.setattr(loaded_shards, "prove_rows", self._prove_rows)
         self.rates = [50e9]
         """Of the measurements to come; the last one repeats."""
         self.known: list[Groups] = []
         """The groups of equal bits that were known at each measurement."""
-        self.proven: list[frozenset[LayerKind]] = []
-        """The kinds of layers that were not to be tried again, each time that others were."""
         monkeypatch.setattr(roles, "Runner", FakeRunner)
         monkeypatch.setattr(loaded_shards, "release_memory", self._release)
         self.shortage = 0
@@ -215,13 +213,6 @@ class World:
         self.known.append(groups)
         rate = self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
         return Measured(rate, 300.0, 0.0, groups or ((1,), (2, 3)), {1: 2.0, 2: 2.2, 3: 3.0})
-
-    def _prove_rows(
-        self, _stage: FakeStage, _bytes_per_s: float, proven: frozenset[LayerKind]
-    ) -> Generator[float, None, Groups]:
-        yield 0.0
-        self.proven.append(proven)
-        return ((1, 2), (3,))
 
     def _release(self, models: list[Any]) -> Generator[float, None, None]:
         models.clear()
@@ -814,17 +805,40 @@ async def test_families_are_told_with_the_first_measurement_and_their_bits_are_t
     assert world.known == [(), ((1,), (2, 3))]
 
 
-async def test_other_layers_of_a_measured_model_are_not_measured_before_they_serve(world: World) -> None:
-    """The streams of a ring that was lost may wait for them."""
+async def test_layers_that_take_the_place_of_lost_ones_are_measured_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The streams of the lost ring wait for them."""
     world.go_on.set()
-    for number, stages in enumerate((SECOND, (StageSpec("b", 0, 1), StageSpec("a", 1, 4)), FIRST), 1):
-        world.place(ring(f"{number}", stages))
+    elsewhere = (StageSpec("b", 0, 2), StageSpec("c", 2, 4))
+    world.place(ring("one", elsewhere), ring("own", model="other"))
+    await world.ready("own")
+    monkeypatch.setattr(lifecycle, "MEASURE_S", 0.001)
+    world.known = []
+    world.place(ring("two", FIRST), ring("own", model="other"))
+    await world.ready("two", "own")
+    assert world.known == []
+    assert world.rings.reports()[0].families == ()
+    while not world.rings.reports()[0].families:
+        world.agent.touched.clear()
+        await world.agent.touched.wait()
+
+
+async def test_layers_of_kinds_that_are_known_have_families_at_once(world: World) -> None:
+    world.go_on.set()
+    world.rates = [50e9]
+    for number in range(2):  # measurements agree with the second one
+        world.place(ring(f"{number}", SECOND))
         await world.ready(f"{number}")
-        (report,) = world.rings.reports()
-        assert report.families
-    assert world.known == [()]
-    assert world.proven == [{"layer"}], "the head alone is new"
-    assert report.families == (RowFamily(), RowFamily(((2, 1.1),)), RowFamily(((3, 1.5),)))
+        world.place()
+        world.rings.release("m")
+        await world.released.wait()
+        world.released.clear()
+    known = len(world.known)
+    world.place(ring("other", (StageSpec("b", 0, 1), StageSpec("a", 1, 4))))
+    await world.ready("other")
+    assert len(world.known) == known
+    assert world.rings.reports()[0].families == (RowFamily(), RowFamily(((2, 1.1), (3, 1.5))))
 
 
 @pytest.mark.parametrize(

@@ -62,26 +62,39 @@ def test_one_rate_that_was_disturbed_while_the_other_was_best_does_not_keep_them
 
 def test_a_model_is_not_measured_again_soon_once_its_speed_is_known():
     speeds, other = noted(50.0), Shard(ModelVersion("m"), 4, 8)
+    speeds.note_rows(SHARD, KINDS, ((1,),), {})
     assert speeds.is_stale(SHARD, 1.0)
     speeds.note(Speed(SHARD, 50.0, 100.0), 1.0)
     assert not speeds.is_stale(SHARD, REMEASURE_S)
+    assert speeds.is_stale(other, REMEASURE_S), "its kernels may be others"
+    speeds.note_rows(other, KINDS, ((1,),), {})
     assert not speeds.is_stale(other, REMEASURE_S)
     assert speeds.is_stale(SHARD, 1.0 + REMEASURE_S)
     assert speeds.is_stale(Shard(ModelVersion("m", "2"), 0, 8), 1.0)
 
 
 def test_what_is_proven_of_some_layers_is_proven_of_others_of_their_kind():
-    speeds, other = Speeds(), Shard(ModelVersion("m"), 4, 8)
+    speeds, other, third = Speeds(), Shard(ModelVersion("m"), 4, 8), Shard(ModelVersion("m"), 2, 8)
     speeds.note_rows(SHARD, frozenset({"layer", "head"}), ((1, 2, 3), (4, 5)), {1: 1.0, 2: 1.5, 3: 2.0})
-    assert speeds.proven(other, frozenset({"layer"})) == (((1, 2, 3), (4, 5)), {"layer"})
-    speeds.note_rows(other, frozenset({"layer", "expert"}), ((1, 2), (3,), (4, 5)), {})
-    assert speeds.families(other) == (RowFamily(((1, 1.0), (2, 1.5))), RowFamily(((3, 2.0),)))
-    third = Shard(ModelVersion("m"), 2, 8)
-    assert speeds.proven(third, frozenset({"head"})) == (((1, 2, 3), (4, 5)), {"head"})
-    both = frozenset({"head", "expert", "new"})
-    assert speeds.proven(third, both) == (((1, 2), (3,), (4, 5)), {"head", "expert"})
-    assert speeds.proven(third, frozenset({"new"})) == ((), set())
-    assert speeds.proven(Shard(ModelVersion("m", kv_bits=8), 4, 8), frozenset({"layer"})) == ((), set())
+    for shard in (other, Shard(ModelVersion("m", kv_bits=8), 4, 8)):
+        speeds.derive_rows(shard, frozenset({"layer"}), ahead=True)
+        assert speeds.groups(shard) == (), "steps of one token take less where they begin ahead"
+        speeds.derive_rows(shard, frozenset({"layer"}))
+    assert speeds.groups(Shard(ModelVersion("m", kv_bits=8), 4, 8)) == ()
+    assert speeds.families(other) == (RowFamily(((1, 1.0), (2, 1.5), (3, 2.0))),)
+    speeds.derive_rows(third, frozenset({"layer", "expert"}))
+    assert speeds.groups(third) == (), "one kind is new"
+    speeds.note_rows(Shard(ModelVersion("m"), 3, 4), frozenset({"expert"}), ((1, 2), (3, 4, 5)), {})
+    speeds.derive_rows(third, frozenset({"layer", "expert"}))
+    assert speeds.groups(third) == ((1, 2), (3,), (4, 5))
+
+
+def test_layers_that_were_not_tried_prove_nothing_of_others():
+    speeds, other = Speeds(), Shard(ModelVersion("m"), 4, 8)
+    speeds.note_rows(SHARD, frozenset({"layer", "head"}), ((1,),), {})
+    speeds.derive_rows(other, frozenset({"layer"}))
+    assert speeds.is_stale(other, 1.0)
+    assert speeds.groups(other) == ()
 
 
 def test_the_models_that_were_measured_last_are_remembered():

@@ -25,7 +25,7 @@ from tests.sim.world.cluster import ToTimeline, World
 from tests.sim.world.disk import BLOCK, HANG_S, SYSTEM
 from tests.sim.world.loop import Violation
 from tests.sim.world.machine import Machine, Process
-from tests.sim.world.model import MB, FakeRunner, fake_load, fake_measure, fake_prove_rows, fake_source
+from tests.sim.world.model import MB, FakeRunner, fake_load, fake_measure, fake_source
 from tests.sim.world.network import Weather
 
 CALM_S = 75.0
@@ -35,7 +35,6 @@ PATCHES = {
     "node.ring.roles.DraftModel": fake_source,
     "node.ring.loaded_shards.load_stage": fake_load,
     "node.ring.loaded_shards.measure": fake_measure,
-    "node.ring.loaded_shards.prove_rows": fake_prove_rows,
     "node.ring.lifecycle.shortage": lambda: 0,
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
     "node.ring.admission.LONG_PREFIX": 20,

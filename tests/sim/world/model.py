@@ -21,7 +21,6 @@ from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, K
 from node.core.generation import GenerateRequest, Sampling
 from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.core.pictures import Picture
-from node.core.row_family import Groups
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed
 from node.engine.sampling import Draw, Sampled
@@ -153,6 +152,7 @@ class FakeStage:
         self.weights = {str(k): held.get(str(k)) or Weight(sizes[k], layer=k) for k in range(start, end)}
         self.weight_bytes = sum(sizes[start:end])
         self.plan = SimpleNamespace(kv=SPEC.kv, max_chunk=0)
+        self.begins_ahead = (start, end) == (0, LAYERS)
         self.kinds = {"layer": (start, start + 1), **({"head": (0, 0)} if start == 0 else {})}
         self.lanes: dict[int, list[Row]] = {}
         self.numbers: dict[int, list[int]] = {}
@@ -686,13 +686,6 @@ def fake_measure(stage: FakeStage, groups: Any = ()) -> Generator[float, None, M
     rate = stage.process.machine.bytes_per_s * stage.process.world.rng.uniform(0.9, 1.0)
     seconds = {count: 1 + 0.1 * count for count in range(1, 6)}
     return Measured(rate, 10 * rate / stage.weight_bytes, 0.0, groups or stage.process.world.groups, seconds)
-
-
-def fake_prove_rows(stage: FakeStage, _bytes_per_s: float, _proven: Any) -> Generator[float, None, Groups]:
-    """In place of node.engine.speed.prove_rows."""
-    yield 0.0
-    groups: Groups = stage.process.world.groups
-    return groups
 
 
 class FakeCompute(Compute):
