@@ -5,12 +5,11 @@ worth waiting for. Pure.
 from collections import defaultdict
 from collections.abc import Sequence
 
-from node.core.frames import SequenceId
 from node.core.row_family import RowFamily
 from node.placement.frame_rows import guesses_to_wait_for, most_at, tokens_of_frame
 from node.ring.flight import Step
 from node.ring.guess_gain import GuessGain
-from node.ring.running_mean import FADING, SMOOTHING, RunningMean
+from node.ring.running_mean import FADING, LONGEST, SMOOTHING, RunningMean
 from node.ring.session import Session
 
 
@@ -29,13 +28,8 @@ class Filling:
         """Seconds that it takes for a guess; 0 before the first."""
         self._token_s = RunningMean()
         """Seconds of a step of one token, by those of all."""
-        self._step_s = defaultdict[int, RunningMean](RunningMean)
-        """Seconds of a step of so many tokens of the session `_of`, from the end of the one before it; without those of guesses for
-        which it waited.
-        """
-        self._of: SequenceId | None = None
-        self._costs: dict[int, float] = {}
-        """What steps cost as sessions before it have shown, other than the family says."""
+        self._costs = defaultdict[int, RunningMean](RunningMean)
+        """What steps of more than the least number of tokens cost, as on one node their sessions have shown."""
 
     @property
     def ever_guesses(self) -> bool:
@@ -65,13 +59,13 @@ class Filling:
             return (), 0
         position = len(session.tokens) - len(certain) + len(guessed)
         right = session.guess_rate() if len(self.family.costs) > 1 else 0.0
-        size = self._best_size(right, in_flight, most_at(position, self.family))
+        size = self._best_size(session, right, in_flight, most_at(position, self.family))
         most = min(size, most_at(position, self.family)) - len(certain)
         tokens = [*certain, *(session.next_guesses(guessed, most) if self._guesses and not again else ())]
         if not tokens:
             return (), 0
         if len(tokens) != size:
-            size = self._best_size(right, in_flight, len(tokens))
+            size = self._best_size(session, right, in_flight, len(tokens))
         padding = max(0, size - len(tokens))
         return (*tokens[:size], *tokens[-1:] * padding), padding
 
@@ -79,10 +73,17 @@ class Filling:
         """Whether the session's next step has one token, if there are guesses or not."""
         if len(self.family.costs) == 1:
             return self.family.costs[0][0] == 1
-        return self._best_size(session.guess_rate(), in_flight, most_at(len(session.tokens), self.family)) == 1
+        most = most_at(len(session.tokens), self.family)
+        return self._best_size(session, session.guess_rate(), in_flight, most) == 1
 
-    def _best_size(self, right: float, in_flight: int, most: int) -> int:
+    def _begins(self, session: Session) -> bool:
+        """Whether the session, which has one node to itself, has yet to show what steps without guesses take."""
+        return self._stages == 1 and not session.least_s.is_known
+
+    def _best_size(self, session: Session, right: float, in_flight: int, most: int) -> int:
         """How many tokens a step should have of a session that has `most`. `right`: how likely a guess is right."""
+        if self._begins(session):
+            return self.family.costs[0][0]
         return tokens_of_frame(self._measured, right=right, stages=self._stages, in_flight=in_flight, most=most)
 
     # --- waiting for guesses ------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class Filling:
         can follow them.
         """
         needs_none = self._stages > 1 and self.family.costs[0][0] == 1
-        if not self.context or needs_none or not self.ever_guesses:
+        if not self.context or needs_none or not self.ever_guesses or self._begins(session):
             return None
         guesses = guesses_to_wait_for(
             self._measured,
@@ -107,22 +108,22 @@ class Filling:
         return guessed if guessed is not None and len(session.tokens) + len(guessed) < self.context else None
 
     def note_step(self, step: Step, seconds: float) -> None:
-        """Note what a step took, if it was one of a single session. Those of other numbers of tokens are taken to change with it,
-        little by little: so what did not pay is tried again.
+        """Note what a step took, if it was one of a single session, from the end of the one before it, without the guesses for which
+        it waited. What did not pay is tried again some time later.
         """
         tokens, family = len(step.tokens[0]) if step.tokens else 1, dict(self.family.costs)
         if len(step.rows) > 1 or tokens not in family or not seconds:
             return
-        if self._of != step.rows[0].lane:  # whose steps take longer, or less long, with its own context
-            self._costs, self._of = dict(self._measured.costs), step.rows[0].lane
-            self._step_s.clear()
-        self._token_s.note(seconds / dict(self._measured.costs)[tokens])
-        (noted := self._step_s[tokens]).note(seconds)
-        for count, cost in family.items():
-            if count != tokens:
-                self._step_s[count].approach(noted.value * cost / family[tokens])
-                before = self._costs.get(count, cost)
-                self._costs[count] = before + FADING * (cost - before)
+        (least, cost), least_s = self.family.costs[0], step.rows[0].session.least_s
+        expected_s = seconds * cost / dict(self._measured.costs)[tokens]
+        self._token_s.note(expected_s / cost)
+        if tokens != least and least_s.is_known:
+            self._costs[tokens].note(seconds / least_s.value * cost)
+            least_s.approach(min(expected_s, LONGEST * least_s.value))  # as the context grows
+        elif step.ahead or not least_s.is_known:  # one that could not begin ahead takes longer
+            least_s.note(seconds)
+        for count in family.keys() - {least, tokens}:
+            self._costs[count].approach(family[count])
 
     @property
     def _measured(self) -> RowFamily:
@@ -131,12 +132,8 @@ class Filling:
         """
         if self._stages > 1 or len(self.family.costs) == 1:
             return self.family
-        costs = {count: self._costs.get(count, cost) for count, cost in self.family.costs}
-        known = {count: self._step_s[count].value for count in costs if self._step_s[count].is_known}
-        first, first_s = next(iter(known.items()), (0, 0.0))
-        return RowFamily(
-            tuple((count, known[count] / first_s * costs[first] if count in known else costs[count]) for count in costs)
-        )
+        costs = ((count, cost, self._costs[count]) for count, cost in self.family.costs)
+        return RowFamily(tuple((count, mean.value if mean.is_known else cost) for count, cost, mean in costs))
 
     def note_round(self, step: Step, seconds: float) -> None:
         """The seconds since the token before that of a step came back, if it was one of a single session."""

@@ -17,6 +17,7 @@ from node.engine.sampling import Draw, History
 from node.engine.tower import Seen
 from node.engine.verdict import RowResult
 from node.ring.prefixes import BYTES, pack
+from node.ring.running_mean import RunningMean
 from node.text.constraint import Constraint
 
 HEADROOM = 64
@@ -56,6 +57,9 @@ class Session:
     """Set for a request that only evaluates its prompt."""
     events: asyncio.Queue[TokenEvent | PromptProgress | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
     """Events that the gateway has not read yet; bounded by max_tokens. A reader below READ_RATE is disconnected."""
+
+    least_s: RunningMean = field(default_factory=RunningMean, init=False)
+    """Seconds of a step of the least number of tokens while it has the ring to itself."""
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt, *self.request.resume]
