@@ -100,10 +100,11 @@ class Head:
         await self._planned.wait()
         while refusal := next((each for each in self._agent.placement.refused if each.model == model), None):
             # More nodes may be about to join, and models to make room, if nobody comes for whom they were loaded.
-            left = max([self._agent.last_joined_at + MEET_S, *self._beginning.values()]) - now()
+            awaited = self._beginning.values() if refusal.code == NoCapacity.code else ()
+            left = max([self._agent.last_joined_at + MEET_S, *awaited]) - now()
             if left <= 0:
                 raise error_from(refusal.code, refusal.message, hint=refusal.hint)
-            await self._agent.adopted.wait(left)
+            await self._agent.adopted.wait(min(left, REPLAN_S))
             self._agent.head_due.notify()
             await self._planned.wait()
 

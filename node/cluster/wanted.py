@@ -255,7 +255,11 @@ class WantedModels:
         begun = {ring.model for ring in view.placement.rings if ring.id in used}
         ready = {ring.model for ring in view.placement.rings if ready_rings(view, ring.model)}
         new = {model: self.models[model] for model in ready - begun if model in self.models}
-        until = {model: max(wanted.asked_at, wanted.loading_at) + BEGIN_S for model, wanted in new.items()}
+        until = {
+            model: max(wanted.asked_at, wanted.loading_at) + BEGIN_S
+            for model, wanted in new.items()
+            if not wanted.is_named  # it makes no room anyway
+        }
         return {model: end for model, end in until.items() if now() < end}
 
     def refusals(self) -> tuple[Refusal, ...]:

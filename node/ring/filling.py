@@ -114,13 +114,14 @@ class Filling:
         tokens, family = len(step.tokens[0]) if step.tokens else 1, dict(self.family.costs)
         if len(step.rows) > 1 or tokens not in family or not seconds:
             return
-        (least, cost), least_s = self.family.costs[0], step.rows[0].session.least_s
-        expected_s = seconds * cost / dict(self._measured.costs)[tokens]
-        self._token_s.note(expected_s / cost)
+        (least, cost), session = self.family.costs[0], step.rows[0].session
+        least_s = session.least_s
+        self._token_s.note(seconds / dict(self._measured.costs)[tokens])
         if tokens != least and least_s.is_known:
             self._costs[tokens].note(seconds / least_s.value * cost)
-            least_s.approach(min(expected_s, LONGEST * least_s.value))  # as the context grows
-        elif step.ahead or not least_s.is_known:  # one that could not begin ahead takes longer
+            # Steps take longer as the context grows, and on a busy machine.
+            least_s.approach(min(seconds * cost / family[tokens], LONGEST * least_s.value))
+        elif step.ahead or least > 1 or session.is_bound or not least_s.is_known:  # else it would have begun ahead
             least_s.note(seconds)
         for count in family.keys() - {least, tokens}:
             self._costs[count].approach(family[count])

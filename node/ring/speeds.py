@@ -35,6 +35,8 @@ class _Rows:
     groups: Groups
     seconds: Mapping[int, float]
     ahead: bool
+    derived: bool = False
+    """Whether the seconds are those of other layers."""
 
 
 class Speeds:
@@ -74,7 +76,7 @@ class Speeds:
         token were begun ahead. As with speeds, the quickest step is the truest; bits don't change.
         """
         known = self._rows.get(shard)
-        before = known.seconds if known else {}
+        before = known.seconds if known and not known.derived else {}
         quickest = {count: min(took, before.get(count, took)) for count, took in seconds.items()}
         keep(self._rows, shard, _Rows(kinds, self.groups(shard) or groups, quickest, ahead), MOST_SPEEDS)
 
@@ -91,7 +93,7 @@ class Speeds:
             and kinds <= frozenset[LayerKind]().union(*(rows.kinds for rows in alike))
         ):
             groups = reduce(equal_in_both, (rows.groups for rows in alike))
-            keep(self._rows, shard, _Rows(kinds, groups, dict(seconds), ahead), MOST_SPEEDS)
+            keep(self._rows, shard, _Rows(kinds, groups, dict(seconds), ahead, derived=True), MOST_SPEEDS)
 
     def groups(self, shard: Shard) -> Groups:
         """The groups of equal bits; empty if they are not known."""

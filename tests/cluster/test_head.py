@@ -539,6 +539,21 @@ async def test_a_model_that_is_ready_makes_no_room_before_the_request_begins_tha
         assert [ring.model for ring in agent.placement.rings] == ["small/second"]
 
 
+async def test_nobody_waits_for_a_model_that_makes_no_room(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        await head.load("small/first", Wish(named=True))
+        report, (ring,) = agent._local_report, agent.placement.rings
+        stage = StageReport(ring.id, Shard(ring.version, 0, 2), StageState.READY)
+        agent._local_report = lambda: replace(report(), stages=(stage,), traffic=(RingTraffic(ring.id),))
+        agent.touch()
+        async with asyncio.timeout(5):
+            with pytest.raises(NoCapacity):
+                await head.want("small/second")
+
+
 async def test_a_wish_that_failed_does_not_stay_in_the_placement(monkeypatch):
     monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
     monkeypatch.setattr("node.cluster.head.REPLAN_S", 3600)

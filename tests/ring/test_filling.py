@@ -5,6 +5,7 @@ from node.core.row_family import RowFamily
 from node.ring.filling import Filling
 from node.ring.flight import Step
 from node.ring.session import Session, Slot
+from node.text.constraint import Constraint
 
 FAMILY = RowFamily(((1, 1.0), (4, 1.2)))
 
@@ -17,6 +18,18 @@ def filling(stages: int = 1) -> Filling:
 
 def begun() -> Session:
     return Session(GenerateRequest("x", "m", (1, 2, 3), 100))
+
+
+def slowing_down(made: Filling, session: Session, dear: int, cost: float, *, right: float) -> int:
+    """Steps that take twice as long in the end, of the best number each time. Returns how many of the last 100 had guesses."""
+    guessed = []
+    for number in range(3000):
+        best = made._best_size(session, right, 1, dear)
+        least = made.family.costs[0][0]
+        step_s = 0.020 * (1 + number / 3000) * (cost if best == dear else 1.0)
+        note(made, session, step_s, tokens=best, is_ahead=False)
+        guessed.append(best > least)
+    return sum(guessed[-100:])
 
 
 def note(
@@ -80,6 +93,34 @@ def test_another_session_with_another_context_is_compared_with_itself() -> None:
             assert size(made, session, 0.5) == best
             note(made, session, seconds * slower, tokens=4, times=20)
             assert size(made, session, 0.5) == best
+
+
+def test_steps_that_all_become_slower_have_as_many_tokens_as_before() -> None:
+    made = filling()
+    made.family = RowFamily(((2, 1.05), (5, 1.25)))
+    assert slowing_down(made, begun(), 5, 1.25 / 1.05, right=0.7) > 90
+    made, bound = filling(), begun()
+    bound.constraint = Bound()
+    assert slowing_down(made, bound, 4, 1.2, right=0.6) > 90
+
+
+class Bound(Constraint):
+    """A grammar that binds."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def binds(self) -> bool:
+        return True
+
+
+def test_a_step_that_took_long_at_the_beginning_counts_for_less_and_less() -> None:
+    made, session = filling(), begun()
+    for seconds in (0.020, 0.020, 0.020, 0.160):
+        note(made, session, seconds)
+    note(made, session, 0.036, tokens=4, times=1500)
+    assert size(made, session, 0.1) == 1
 
 
 def test_one_step_that_took_long_says_little() -> None:

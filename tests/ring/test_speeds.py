@@ -89,6 +89,15 @@ def test_what_is_proven_of_some_layers_is_proven_of_others_of_their_kind():
     assert speeds.groups(third) == ((1, 2), (3,), (4, 5))
 
 
+def test_seconds_of_other_layers_count_until_there_are_own_ones():
+    speeds, other = Speeds(), Shard(ModelVersion("m"), 0, 32)
+    speeds.note_rows(SHARD, KINDS, ((1, 2),), {1: 1.0, 2: 1.6})
+    speeds.derive_rows(other, KINDS)
+    assert speeds.families(other) == (RowFamily(((1, 1.0), (2, 1.6))),)
+    speeds.note_rows(other, KINDS, ((1, 2),), {1: 10.0, 2: 12.0})
+    assert speeds.families(other) == (RowFamily(((1, 1.0), (2, 1.2))),)
+
+
 def test_layers_that_were_not_tried_prove_nothing_of_others():
     speeds, other = Speeds(), Shard(ModelVersion("m"), 4, 8)
     speeds.note_rows(SHARD, frozenset({"layer", "head"}), ((1,),), {})
