@@ -163,6 +163,7 @@ def is_open(end: socket.socket) -> bool:
 
 SMALL = """
 import asyncio, resource, sys
+import concurrent.futures.thread  # for `to_thread`: when it is called, no descriptor may be left to read it
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 from node.rpc import server as module
 from tests.rpc.conftest import serving
