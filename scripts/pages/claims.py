@@ -146,7 +146,7 @@ def _clients() -> Iterator[Claim]:
     yield Claim("The same, 256 streams, ring of 2: tokens computed twice, %", "many", "recomputed %", cells)
     cells = {"case": "64 alike", "side": "one node"}
     name = "64 clients with one system prompt of 2,000 tokens: tokens of prompts that are computed"
-    yield Claim(name, "many", "prompt tokens", cells, "{:,}")
+    yield Claim(name, "many", "prompt tokens", cells, "{:,}", has_target=False)
     name = "A prompt of 7,860 tokens comes: longest gap of 4 running streams, ms"
     yield Claim(name, "serve-stall", "stall ms", {}, "{:.0f}")
     name = "A prompt with a picture of 448 x 448, one node: time to the first token against mlx-vlm"
