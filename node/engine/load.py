@@ -16,6 +16,7 @@ from mlx.utils import tree_unflatten
 
 from node.core.errors import ModelBroken, ModelUnsupported, naming
 from node.core.models import TensorHeader
+from node.core.row_family import LayerKind
 from node.core.units import format_bytes
 from node.engine.architectures import UNPROVEN_ON_METAL, is_of_mlx_vlm, module_of
 from node.engine.device import PIECE_S, is_metal, release_memory
@@ -80,10 +81,8 @@ def load_stage(
     free_others(model, own)
     # An MTP layer is a model of its own, with names that are those of other weights in the whole one.
     weights = {} if is_mtp else _take(model, own, loaded)
-    others = [] if is_mtp else [stage for stage in loaded if stage.plan.kv_bits == kv_bits]
-    warm = frozenset(kind for other in others for kind in other.kinds)
-    ran = frozenset(layer for other in others for layer in range(other.start, other.end))
-    del loaded, others  # they may be unloaded meanwhile
+    warm, ran = _run_by(() if is_mtp else loaded, kv_bits)
+    loaded = ()  # they may be unloaded meanwhile
     unread = {name: weight for name, weight in own.items() if name not in weights}
     if lacking := _made_of(list(scalars.values()), unread):
         raise ModelBroken(
@@ -206,6 +205,13 @@ def _take(model: Module, names: Container[str], loaded: Sequence[Stage]) -> dict
         model.update(tree_unflatten(lent), strict=False)
         taken |= {name: stage.weights[name] for name, _ in lent}
     return taken
+
+
+def _run_by(stages: Sequence[Stage], kv_bits: int) -> tuple[frozenset[LayerKind], frozenset[int]]:
+    """The kinds of layers, and the layers, that these stages have run with such KV."""
+    alike = [stage for stage in stages if stage.plan.kv_bits == kv_bits]
+    layers = (layer for stage in alike for layer in range(stage.start, stage.end))
+    return frozenset(kind for stage in alike for kind in stage.kinds), frozenset(layers)
 
 
 def _held(group: Mapping[str, mx.array], wired: int, layer_of: Mapping[int, int]) -> dict[str, Weight]:
